@@ -1,0 +1,1 @@
+"""Traces: one reader a format, one record type, no engine."""
