@@ -19,7 +19,10 @@ SCHEMA: dict[str, pl.DataType] = {
     "session_id": pl.String(),  # requests of one conversation share it
     "turn": pl.Int32(),  # 0-based turn within the session
     "think_s": pl.Float64(),  # pause between the end of the previous turn and this request
-    "hash_ids": pl.List(pl.UInt64()),  # chained prefix blocks, block i equal = the first (i+1)*block_size tokens equal
+    # Chained prefix blocks: block i equal = the first (i+1)*block_size tokens equal. A short last block may
+    # have an id or none, so there are at most ceil(input_tokens / block_size); tokens after the last id are
+    # shared with nobody.
+    "hash_ids": pl.List(pl.UInt64()),
 }
 
 
@@ -46,10 +49,16 @@ class Trace:
     sha256: str  # of the bytes of the source
     report: ReadReport
     block_size: int | None = None  # tokens a hash id stands for; None when the trace carries none
+    first_row: int = 0  # row of the source's trace at which this one begins, after a window was cut out of it
+    history: tuple[
+        str, ...
+    ] = ()  # what was done to the trace since it was read, and what to know of its source
 
     def __post_init__(self) -> None:
         if self.frame.schema != pl.Schema(SCHEMA):
             raise ValueError(f"trace columns {self.frame.schema} differ from {SCHEMA}")
+        if (self.block_size is None) != (self.frame["hash_ids"].null_count() == self.frame.height):
+            raise ValueError("a trace has a block size exactly when it has hash ids")
 
     def __len__(self) -> int:
         return self.frame.height

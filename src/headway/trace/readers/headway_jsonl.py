@@ -1,0 +1,84 @@
+"""Headway's own trace file: JSON lines whose keys are the columns of a trace (`headway.trace.record.SCHEMA`).
+
+An optional first line is the header: `{"headway_trace": 1, "block_size": 16, "history": ["..."]}`. It is
+needed when rows carry `hash_ids`. Keys that are null may be left out; a key that is not a column is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from headway.errors import InputError
+from headway.trace.assemble import Rows
+from headway.trace.json_table import read_jsonl
+from headway.trace.record import SCHEMA, Trace
+from headway.trace.source import Source
+
+VERSION = 1
+REQUIRED = {"arrival_s": "float", "input_tokens": "int", "output_tokens": "int"}
+OPTIONAL = {"slo_class": "str", "session_id": "str", "turn": "int", "think_s": "float", "hash_ids": "ids"}
+_HEADER_KEYS = {"headway_trace", "block_size", "history"}
+
+
+def fits(source: Source) -> bool:
+    """Tell whether the first line is our header or a row with our three required keys."""
+    first = source.first_object()
+    return "headway_trace" in first or first.keys() >= REQUIRED.keys()
+
+
+def read(source: Source) -> Rows:
+    """Read the file; rows must be in the order of arrival."""
+    first = source.first_object()
+    header = first if "headway_trace" in first else {}
+    if header:
+        _check_header(source, header)
+    frame = read_jsonl(source, REQUIRED, OPTIONAL, skip_first=bool(header))
+    block_size = header.get("block_size")
+    with_ids = frame["hash_ids"].is_not_null()
+    if with_ids.any() and block_size is None:
+        line = int(frame["line"][int(with_ids.arg_max() or 0)])
+        raise InputError.at(
+            source.path, line, "hash_ids", frame.filter(with_ids)["hash_ids"][0].to_list()[:3],
+            'a first line with the block size, such as {"headway_trace": 1, "block_size": 16}',
+        )  # fmt: skip
+    if block_size is not None:
+        tokens = frame["input_tokens"]
+        bad = (frame["hash_ids"].list.len() > (tokens + block_size - 1) // block_size).fill_null(False)
+        if bad.any():
+            index = int(bad.arg_max() or 0)
+            raise InputError.at(
+                source.path, int(frame["line"][index]), "hash_ids", f"{len(frame['hash_ids'][index])} ids",
+                f"at most one id for each {block_size} of {tokens[index]} input tokens",
+            )  # fmt: skip
+    return Rows(frame=frame, block_size=block_size, notes=tuple(header.get("history", ())))
+
+
+def write(trace: Trace, path: str | Path) -> None:
+    """Write `trace` to `path`; the same trace gives the same bytes, and reading them gives the same table."""
+    header: dict[str, Any] = {"headway_trace": VERSION}
+    if trace.block_size is not None:
+        header["block_size"] = trace.block_size
+    if trace.history:
+        header["history"] = list(trace.history)
+    filled = [name for name in SCHEMA if trace.frame[name].null_count() < trace.frame.height]
+    with Path(path).open("wb") as file:
+        file.write(json.dumps(header).encode() + b"\n")
+        trace.frame.select(filled).write_ndjson(file)
+
+
+def _check_header(source: Source, header: dict[str, Any]) -> None:
+    if header["headway_trace"] != VERSION:
+        raise InputError.at(source.path, 1, "headway_trace", header["headway_trace"], f"version {VERSION}")
+    if unknown := header.keys() - _HEADER_KEYS:
+        key = min(unknown)
+        raise InputError.at(
+            source.path, 1, key, header[key], f"only the keys {', '.join(sorted(_HEADER_KEYS))}"
+        )
+    size = header.get("block_size")
+    if size is not None and (type(size) is not int or size < 1):
+        raise InputError.at(source.path, 1, "block_size", size, "a whole number of tokens, 1 or more")
+    history = header.get("history", [])
+    if not isinstance(history, list) or not all(isinstance(item, str) for item in history):
+        raise InputError.at(source.path, 1, "history", history, "a list of strings")
