@@ -1,0 +1,38 @@
+"""Admission tests, one file each. The registry below is the whole list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headway.admission.admit_all import AdmitAll
+from headway.admission.queue_depth import QueueDepth
+from headway.admission.queued_tokens import QueuedTokens
+from headway.admission.response_time import ResponseTime
+from headway.core import Admission
+from headway.errors import InputError
+
+#: name -> factory; keyword arguments are the test's parameters.
+REGISTRY: dict[str, Callable[..., Admission]] = {
+    "admit_all": AdmitAll,
+    "queue_depth": QueueDepth,
+    "queued_tokens": QueuedTokens,
+    "response_time": ResponseTime,
+}
+
+
+def create(name: str, **parameters: Any) -> Admission:
+    """Return a new admission test.
+
+    Raises:
+        InputError: the name or a parameter is unknown.
+    """
+    if name not in REGISTRY:
+        raise InputError(f"admission = {name!r}: expected one of {', '.join(REGISTRY)}")
+    try:
+        return REGISTRY[name](**parameters)
+    except TypeError as error:
+        raise InputError(f"admission {name}: {error}") from error
+
+
+__all__ = ["REGISTRY", "create"]

@@ -1,0 +1,205 @@
+"""The learned price of one engine step.
+
+    tau(q, n, K, X) = g + a q + b n + k K + x X        (docs/design.md, section 3)
+
+q prefill tokens, n decoding requests, K context tokens read by the decodes, X = sum over prefill chunks of
+chunk * (context before it + chunk / 2), the token pairs that the attention of the prefill touches. Learned by
+recursive least squares with exponential forgetting (the normal equations are kept, so the fit is exact and five
+numbers can be held at zero when the data would make them negative). The envelope at 1 - eps is split conformal
+(Lei et al. 2018, section 2): the fit of before a step is scored on that step, and the ceil((m + 1)(1 - eps))-th
+smallest of the last m ratios measured / predicted scales the mean.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Scale of q, n, K, X that makes the normal equations well conditioned (typical sizes, not limits).
+_SCALE = np.array([1.0, 100.0, 10.0, 10_000.0, 100_000.0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One executed step: what was in it and how long it took."""
+
+    q: int  # prefill tokens
+    n: int  # decoding requests
+    K: int  # context tokens read by the decodes
+    X: float  # token pairs of the prefill chunks
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostCoefficients:
+    """Coefficients of tau in seconds: g a step, a a prefill token, b a decode, k a context token, x a token pair."""
+
+    g: float
+    a: float
+    b: float
+    k: float = 0.0
+    x: float = 0.0
+
+    def seconds(self, q: float, n: float, K: float, X: float) -> float:
+        """Return tau(q, n, K, X)."""
+        return self.g + self.a * q + self.b * n + self.k * K + self.x * X
+
+    def work_s(self, tokens: float, context: float) -> float:
+        """Return the seconds of prefill compute of `tokens` tokens that follow `context` computed ones."""
+        return self.a * tokens + self.x * tokens * (context + tokens / 2)
+
+    def tokens_within(self, seconds: float, context: float) -> int:
+        """Return the largest chunk after `context` tokens whose `work_s` is at most `seconds` (0 if none)."""
+        if seconds <= 0 or self.a + self.x <= 0:
+            return 0
+        linear = self.a + self.x * context
+        if self.x * seconds < 1e-6 * linear * linear:
+            return int(seconds / linear + 1e-9)
+        # Positive root of (x/2) t^2 + linear t - seconds = 0, in the form that does not cancel.
+        return int(2 * seconds / (linear + math.sqrt(linear * linear + 2 * self.x * seconds)) + 1e-9)
+
+
+#: Only a starting point so that the first steps of an uncalibrated engine are sized at all.
+UNKNOWN = CostCoefficients(g=0.02, a=0.0005, b=0.0003)
+
+
+class _Envelope:
+    """Sliding window of ratios measured / predicted with its conformal quantile and its own exceedance rate."""
+
+    __slots__ = ("_exceeded", "_ratios", "_sorted", "eps", "factor", "window")
+
+    def __init__(self, eps: float, window: int) -> None:
+        self.eps = eps
+        self.window = window
+        self._ratios: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._exceeded: deque[bool] = deque(maxlen=4 * window)
+        self.factor = 1.25  # until enough steps are seen
+
+    def add(self, ratio: float) -> None:
+        self._exceeded.append(ratio > self.factor)
+        self._ratios.append(ratio)
+        bisect.insort(self._sorted, ratio)
+        if len(self._ratios) > self.window:
+            del self._sorted[bisect.bisect_left(self._sorted, self._ratios.popleft())]
+        m = len(self._sorted)
+        rank = math.ceil((m + 1) * (1 - self.eps))
+        if rank <= m:
+            self.factor = max(1.0, self._sorted[rank - 1])
+        elif m >= 8:  # too few for this eps: the largest seen is the best statement there is
+            self.factor = max(1.0, self._sorted[-1])
+
+    @property
+    def exceeded(self) -> tuple[int, int]:
+        return sum(self._exceeded), len(self._exceeded)
+
+
+class StepCost:
+    """Online fit of tau: `mean` for throughput choices, `envelope` for promises.
+
+    Args:
+        prior: coefficients believed before any step is seen (a saved profile), or None for "unknown".
+        eps: share of steps that may exceed the envelope.
+        window: steps over which the envelope is calibrated.
+        memory: steps after which a step's weight in the fit has fallen to 1/e.
+    """
+
+    #: Steps with prefill that must have been seen before promises are made from the fit.
+    READY_AFTER = 12
+
+    def __init__(
+        self,
+        prior: CostCoefficients | None = None,
+        *,
+        eps: float = 0.05,
+        window: int = 256,
+        memory: float = 1500.0,
+    ) -> None:
+        if not 0 < eps < 1:
+            raise ValueError(f"eps = {eps!r}: expected a share in (0, 1)")
+        self.eps = eps
+        self.mean = prior or UNKNOWN
+        self._known = prior is not None
+        self._forget = math.exp(-1.0 / memory)
+        # The prior enters as pseudo-observations: a saved profile counts as 20 typical steps, a guess as nearly none.
+        strength = 20.0 / self.mean.seconds(100, 10, 0, 0) ** 2 if prior is not None else 1e-3
+        theta = np.array([self.mean.g, self.mean.a, self.mean.b, self.mean.k, self.mean.x]) * _SCALE
+        self._gram = strength * np.eye(5)
+        self._moment = strength * theta
+        # Held back for decode-only and for mixed steps apart: they err differently.
+        self._envelopes = (_Envelope(eps, window), _Envelope(eps, window))
+        self.steps = 0
+        self.prefill_steps = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the fit rests on a saved profile or on enough steps to promise anything."""
+        return self._known or self.prefill_steps >= self.READY_AFTER
+
+    @property
+    def factor(self) -> float:
+        """Envelope / mean of a step that carries prefill."""
+        return self._envelopes[1].factor
+
+    def envelope(self, q: float, n: float, K: float, X: float) -> float:
+        """Return the time a step stays under with probability 1 - eps, in seconds."""
+        return self._envelopes[q > 0].factor * self.mean.seconds(q, n, K, X)
+
+    def observe(self, step: Step) -> float:
+        """Learn from one executed step; return measured / predicted (prediction of before this step)."""
+        predicted = self.mean.seconds(step.q, step.n, step.K, step.X)
+        ratio = step.seconds / predicted if predicted > 0 else 1.0
+        self.steps += 1
+        self.prefill_steps += step.q > 0
+        envelope = self._envelopes[step.q > 0]
+        # A host stall is no news about the engine: the envelope sees it whole, the fit a clipped one.
+        trusted = self.steps > 2 * self.READY_AFTER
+        seconds = min(step.seconds, 2.0 * predicted) if trusted else step.seconds
+        row = np.array([1.0, step.q, step.n, step.K, step.X]) / _SCALE
+        # Relative errors matter, so a step weighs by the inverse square of its length.
+        weight = 1.0 / max(seconds, 1e-4) ** 2
+        self._gram *= self._forget
+        self._moment *= self._forget
+        self._gram += weight * np.outer(row, row)
+        self._moment += (weight * seconds) * row
+        if trusted:
+            envelope.add(ratio)
+        if self.steps <= 32 or self.steps % 8 == 0:
+            self._solve()
+        return ratio
+
+    def _solve(self) -> None:
+        """Least squares with non-negative coefficients: drop the most negative one, solve again."""
+        active = list(range(5))
+        theta: NDArray[np.float64] = np.zeros(5)
+        while active:
+            idx = np.ix_(active, active)
+            ridge = 1e-9 * np.trace(self._gram[idx]) * np.eye(len(active))
+            solved = np.linalg.solve(self._gram[idx] + ridge, self._moment[active])
+            worst = int(np.argmin(solved))
+            if solved[worst] >= 0:
+                theta[:] = 0.0
+                theta[active] = solved
+                break
+            del active[worst]
+        g, a, b, k, x = (theta / _SCALE).tolist()
+        self.mean = CostCoefficients(g=g, a=a, b=b, k=k, x=x)
+
+    def exceeded(self) -> tuple[int, int]:
+        """Return (steps over their envelope, steps judged) of the recent past."""
+        pairs = [envelope.exceeded for envelope in self._envelopes]
+        return sum(p[0] for p in pairs), sum(p[1] for p in pairs)
+
+    @classmethod
+    def fixed(cls, coefficients: CostCoefficients, *, factor: float = 1.0, eps: float = 0.05) -> Self:
+        """Return a cost that is known and whose envelope is `factor` times the mean (tests, twin)."""
+        cost = cls(coefficients, eps=eps)
+        for envelope in cost._envelopes:
+            envelope.factor = factor
+        return cost

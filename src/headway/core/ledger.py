@@ -1,0 +1,204 @@
+"""The one place where the state of requests changes.
+
+An engine (real, simulated or fake) tells the ledger what happened; policies and admission tests read it:
+
+    arrive -> UNDECIDED --accept--> WAITING --schedule--> PREFILL --token--> DECODE --finish--> gone
+                  |                    ^                                        |
+                  +--finish (refused)  +----------------- preempt <-------------+
+
+`pending` (accepted prefills, started or not) is kept in deadline order, ties by sequence number.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import Counter
+
+from headway.core.request import Phase, RequestState
+
+
+class Ledger:
+    """State of every request of one engine.
+
+    Attributes:
+        requests: every live request by id.
+        undecided: requests without a verdict, in order of arrival.
+        pending: accepted requests whose prompt is not computed yet, by (due_s, seq).
+        decoding: requests that produce tokens, by id.
+        context_tokens: K, the context tokens that a step with all decodes reads.
+        reserved_tokens: sum of prompt + max output over everything accepted.
+        paces: decode pace (seconds a token) -> accepted requests that have it.
+    """
+
+    __slots__ = (
+        "_context",
+        "_keys",
+        "_remaining",
+        "context_tokens",
+        "decoding",
+        "paces",
+        "pending",
+        "requests",
+        "reserved_tokens",
+        "undecided",
+    )
+
+    def __init__(self) -> None:
+        self.requests: dict[str, RequestState] = {}
+        self.undecided: dict[str, RequestState] = {}
+        self.pending: list[RequestState] = []
+        self.decoding: dict[str, RequestState] = {}
+        self.context_tokens = 0
+        self.reserved_tokens = 0
+        self.paces: dict[float, int] = {}
+        # Columns beside `pending`, so that admission can work on arrays without touching 1,000 objects.
+        self._keys: list[tuple[float, int]] = []
+        self._remaining: list[int] = []
+        self._context: list[int] = []
+
+    # What happened
+
+    def arrive(self, request: RequestState) -> None:
+        """A request came in and has no verdict yet.
+
+        Raises:
+            ValueError: its id is already known.
+        """
+        if request.id in self.requests:
+            raise ValueError(f"request {request.id} arrived twice")
+        self.requests[request.id] = request
+        self.undecided[request.id] = request
+
+    def accept(self, request: RequestState, bound_s: float | None) -> None:
+        """The request is served; with a bound its first token is promised for then."""
+        del self.undecided[request.id]
+        request.promised = bound_s is not None
+        request.bound_s = bound_s
+        request.phase = Phase.WAITING
+        self.reserved_tokens += request.reserved_tokens
+        pace = request.slo.pace_s
+        self.paces[pace] = self.paces.get(pace, 0) + 1
+        self._insert(request)
+
+    def schedule(self, request_id: str, tokens: int) -> None:
+        """A step that computes `tokens` more prompt tokens of a pending request was issued."""
+        request = self.requests[request_id]
+        request.phase = Phase.PREFILL
+        request.computed_tokens = min(request.target_tokens, request.computed_tokens + tokens)
+        at = self._index(request)
+        self._remaining[at] = request.target_tokens - request.computed_tokens
+        self._context[at] = request.computed_tokens
+
+    def set_computed(self, request_id: str, computed_tokens: int) -> None:
+        """The engine knows better how many prompt tokens are computed (prefix-cache hit, failed load)."""
+        request = self.requests[request_id]
+        at = self._index(request)
+        request.computed_tokens = min(computed_tokens, request.target_tokens)
+        self._remaining[at] = request.target_tokens - request.computed_tokens
+        self._context[at] = request.computed_tokens
+
+    def token(self, request_id: str, now_s: float, count: int = 1) -> None:
+        """`count` output tokens of the request came out of the step that ended at `now_s`."""
+        request = self.requests[request_id]
+        if request.phase is not Phase.DECODE:
+            self._remove(request)
+            request.phase = Phase.DECODE
+            request.computed_tokens = request.target_tokens
+            self.decoding[request_id] = request
+            self.context_tokens += request.target_tokens
+        if request.first_token_s is None:
+            request.first_token_s = now_s
+        request.last_token_s = now_s
+        request.output_tokens += count
+        self.context_tokens += count
+        # Virtual deadlines (docs/design.md, section 4), anchored at the real first token because that is where
+        # the measured TPOT starts.
+        slo = request.slo
+        due = math.inf
+        if slo.tpot_s is not None:
+            due = request.first_token_s + request.output_tokens * slo.tpot_s
+        if slo.tbt_s is not None:
+            due = min(due, now_s + slo.tbt_s)
+        request.next_due_s = due
+
+    def preempt(self, request_id: str) -> None:
+        """The request lost its KV and must be computed again: its prompt and what it had produced."""
+        request = self.requests[request_id]
+        if request.phase is Phase.DECODE:
+            del self.decoding[request_id]
+            self.context_tokens -= request.target_tokens + self._decoded_since(request)
+            request.due_s = request.next_due_s
+        else:
+            self._remove(request)
+        request.preemptions += 1
+        request.phase = Phase.WAITING
+        request.computed_tokens = 0
+        request.target_tokens = request.prompt_tokens + request.output_tokens
+        self._insert(request)
+
+    def finish(self, request_id: str) -> RequestState:
+        """The request ended, was refused, or was aborted by its client."""
+        request = self.requests.pop(request_id)
+        if request.phase is Phase.UNDECIDED:
+            del self.undecided[request_id]
+            return request
+        self.reserved_tokens -= request.reserved_tokens
+        pace = request.slo.pace_s
+        self.paces[pace] -= 1
+        if not self.paces[pace]:
+            del self.paces[pace]
+        if request.phase is Phase.DECODE:
+            del self.decoding[request_id]
+            self.context_tokens -= request.target_tokens + self._decoded_since(request)
+        else:
+            self._remove(request)
+        return request
+
+    # What can be asked
+
+    def columns(self) -> tuple[list[tuple[float, int]], list[int], list[int]]:
+        """Return (due and seq, remaining tokens, computed tokens) of `pending`, in its order. Not to be changed."""
+        return self._keys, self._remaining, self._context
+
+    @property
+    def pace_s(self) -> float:
+        """Tightest decode pace among the accepted requests, seconds a token; inf when none has one."""
+        return min(self.paces, default=math.inf)
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken (for tests and idle moments)."""
+        assert self._keys == [(r.due_s, r.seq) for r in self.pending] == sorted(self._keys)
+        assert self._remaining == [r.remaining_tokens for r in self.pending]
+        assert self._context == [r.computed_tokens for r in self.pending]
+        assert all(r.phase in (Phase.WAITING, Phase.PREFILL) for r in self.pending)
+        assert all(r.phase is Phase.DECODE for r in self.decoding.values())
+        assert all(r.phase is Phase.UNDECIDED for r in self.undecided.values())
+        assert self.requests.keys() == ({r.id for r in self.pending} | self.decoding.keys() | self.undecided.keys())
+        served = [*self.pending, *self.decoding.values()]
+        assert self.reserved_tokens == sum(r.reserved_tokens for r in served)
+        assert self.paces == Counter(r.slo.pace_s for r in served)
+        assert self.context_tokens == sum(r.target_tokens + self._decoded_since(r) for r in self.decoding.values())
+
+    @staticmethod
+    def _decoded_since(request: RequestState) -> int:
+        """Output tokens since the last (re)computation of the prompt."""
+        return request.prompt_tokens + request.output_tokens - request.target_tokens
+
+    def _index(self, request: RequestState) -> int:
+        at = bisect.bisect_left(self._keys, (request.due_s, request.seq))
+        if at >= len(self.pending) or self.pending[at] is not request:
+            raise ValueError(f"{request!r} is not pending")
+        return at
+
+    def _insert(self, request: RequestState) -> None:
+        key = (request.due_s, request.seq)
+        at = bisect.bisect_left(self._keys, key)
+        self._keys.insert(at, key)
+        self.pending.insert(at, request)
+        self._remaining.insert(at, request.target_tokens - request.computed_tokens)
+        self._context.insert(at, request.computed_tokens)
+
+    def _remove(self, request: RequestState) -> None:
+        at = self._index(request)
+        del self.pending[at], self._keys[at], self._remaining[at], self._context[at]

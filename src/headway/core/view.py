@@ -1,0 +1,77 @@
+"""The seam between an engine and the decisions: what they see and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headway.core.cost import StepCost
+from headway.core.demand import DemandWindow
+from headway.core.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvView:
+    """The KV pool, in blocks of `block_size` tokens."""
+
+    block_size: int
+    total_blocks: int
+    free_blocks: int
+
+    def blocks(self, tokens: int) -> int:
+        """Return the blocks that hold `tokens` tokens."""
+        return -(-tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """Everything a decision may look at. Frozen; the ledger behind it is read, never changed.
+
+    `residual_s` is the time the step in flight still needs (0 when the engine waits for this very decision).
+    """
+
+    now_s: float
+    ledger: Ledger
+    cost: StepCost
+    demand: DemandWindow
+    kv: KvView
+    max_step_tokens: int  # vLLM: max_num_batched_tokens
+    max_running: int  # vLLM: max_num_seqs
+    max_model_len: int
+    residual_s: float = 0.0
+    blocking_s: float = 0.25  # longest step while a request of the tightest class may arrive
+    pace_hint_s: float | None = None  # tightest decode target of the configured classes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One engine step.
+
+    Attributes:
+        token_budget: largest number of tokens of the step.
+        chunks: prompt tokens granted by request id. A prefill that is not named gets none, unless `open_chunks`.
+        starts: waiting requests to start, in this order; None leaves the engine's own queue order.
+        held: decodes that skip this step.
+        victims: running requests in the order in which they may be preempted; empty leaves the engine's order.
+        draft_length: draft tokens per decode; None leaves the engine's setting.
+        open_chunks: prefills are bounded by the budget only, as stock vLLM does.
+    """
+
+    token_budget: int
+    chunks: Mapping[str, int] = field(default_factory=dict)
+    starts: tuple[str, ...] | None = None
+    held: frozenset[str] = frozenset()
+    victims: tuple[str, ...] = ()
+    draft_length: int | None = None
+    open_chunks: bool = False
+
+
+class Policy(Protocol):
+    """Orders the work and sizes the step. Pure: same view, same plan."""
+
+    name: str
+
+    def plan(self, view: EngineView) -> StepPlan:
+        """Return the plan of the next step."""
+        ...

@@ -1,0 +1,38 @@
+"""Policies: ordering and step size, one file each. The registry below is the whole list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headway.core import Policy
+from headway.errors import InputError
+from headway.policies.edf import Edf
+from headway.policies.fcfs import Fcfs
+from headway.policies.headway import Headway
+from headway.policies.priority import Priority
+
+#: name -> factory; keyword arguments are the policy's parameters.
+REGISTRY: dict[str, Callable[..., Policy]] = {
+    "fcfs": Fcfs,
+    "edf": Edf,
+    "priority": Priority,
+    "headway": Headway,
+}
+
+
+def create(name: str, **parameters: Any) -> Policy:
+    """Return a new policy.
+
+    Raises:
+        InputError: the name or a parameter is unknown.
+    """
+    if name not in REGISTRY:
+        raise InputError(f"policy = {name!r}: expected one of {', '.join(REGISTRY)}")
+    try:
+        return REGISTRY[name](**parameters)
+    except TypeError as error:
+        raise InputError(f"policy {name}: {error}") from error
+
+
+__all__ = ["REGISTRY", "create"]

@@ -1,0 +1,139 @@
+"""The default policy: steps sized by decode slack, prefills by deadline, short ones ahead where nothing is lost.
+
+1. Step length. L = min(blocking allowance, least slack of the decodes that can still be on time). The room for
+   prefill is L / f - g - b n - k K (f = envelope / mean), so the step's envelope stays under L. A stream that is
+   ahead of its pace lends its slack to a larger chunk (`tpot`); under a hard pace (`tbt`) nothing can be lent.
+2. Order. By (deadline of the first token, sequence number). A shorter prompt may jump ahead of earlier deadlines
+   when, at the present rate, every one of them keeps its deadline all the same (slack stealing, Lehoczky and
+   Ramos-Thuel 1992). Requests that cannot make their deadline even if served alone come last: they must not
+   take others with them.
+3. Two-sided. Decodes run in every step. When the decodes leave no room for `min_chunk` tokens the step is decode
+   only and the decodes gain pace - tau(0, n, K, 0) of slack, so prefill returns within a bounded number of steps;
+   when decodes alone are slower than the pace (nothing can be gained), prefill gets `min_chunk` tokens a step.
+"""
+
+from __future__ import annotations
+
+import math
+
+from headway.core import EngineView, Phase, RequestState, StepPlan
+
+
+class Headway:
+    """Deadline order, banked slack, blocking allowance.
+
+    Args:
+        min_chunk: smallest chunk worth a step's fixed cost, tokens (a prompt's last chunk may be smaller).
+        window: how many pending prefills, in deadline order, a step looks at.
+        jump: let shorter prompts go ahead where no deadline is lost.
+    """
+
+    name = "headway"
+
+    def __init__(self, *, min_chunk: int = 16, window: int = 48, jump: bool = True) -> None:
+        self.min_chunk = min_chunk
+        self.window = window
+        self.jump = jump
+
+    def plan(self, view: EngineView) -> StepPlan:
+        """Return the plan of the next step."""
+        ledger, cost = view.ledger, view.cost.mean
+        head = [r for r in ledger.pending[: self.window] if r.target_tokens > r.computed_tokens]
+        # A prompt whose last chunk is in flight decodes in this step (asynchronous scheduling).
+        decodes = len(ledger.decoding) + min(len(ledger.pending), self.window) - len(head)
+        if not head:
+            return StepPlan(token_budget=max(1, decodes), starts=())
+        base = cost.g + cost.b * decodes + cost.k * ledger.context_tokens
+        room = self._room(view, base)
+        floor = cost.work_s(self.min_chunk, 0)
+        if room < floor and decodes:
+            if base * view.cost.factor < ledger.pace_s and not self._starved(view, room, base):
+                room = 0.0 if room <= 0 or head[0].remaining_tokens > self.min_chunk else room
+            else:
+                room = floor
+        chunks: dict[str, int] = {}
+        starts: list[str] = []
+        left = view.max_step_tokens - decodes
+        slots = view.max_running - decodes - sum(1 for r in head if r.phase is Phase.PREFILL)
+        for request in self._order(view, head, max(room, floor)):
+            context = request.computed_tokens
+            whole = request.target_tokens - context
+            tokens = min(cost.tokens_within(room, context), whole, left)
+            if tokens < whole and tokens < self.min_chunk:
+                break
+            if request.phase is Phase.WAITING:
+                if slots <= 0:
+                    continue
+                slots -= 1
+                starts.append(request.id)
+            chunks[request.id] = tokens
+            left -= tokens
+            room -= cost.work_s(tokens, context)
+        return StepPlan(
+            token_budget=max(1, decodes + sum(chunks.values())),
+            chunks=chunks,
+            starts=tuple(starts),
+            victims=self._victims(view, chunks, decodes),
+        )
+
+    def _room(self, view: EngineView, base: float) -> float:
+        """Seconds of prefill work whose step keeps every decode that can be kept."""
+        limit = view.blocking_s
+        end = view.now_s + view.residual_s
+        alone = base * view.cost.factor
+        latest = end + limit
+        for request in view.ledger.decoding.values():
+            due = request.next_due_s
+            if due < latest and (
+                due - end >= alone
+                # Late now, but on time again if the steps to come are decode-only?
+                or due + request.remaining_output * (request.slo.pace_s - alone) >= end + alone
+            ):
+                latest = due
+        return (latest - end) / view.cost.factor - base
+
+    def _starved(self, view: EngineView, room: float, base: float) -> bool:
+        """Whether prefill would wait longer than the blocking allowance for slack to build up."""
+        gain = view.ledger.pace_s - base
+        if not math.isfinite(gain) or gain <= 0:
+            return True
+        missing = view.cost.mean.work_s(self.min_chunk, 0) - room
+        return missing / gain * base > 4 * view.blocking_s
+
+    def _order(self, view: EngineView, head: list[RequestState], room: float) -> list[RequestState]:
+        """Deadline order with safe jumps; what can't be on time any more goes last."""
+        cost = view.cost.mean
+        start = view.now_s + view.residual_s
+        # Wall time of a second of prefill work when every step carries `room` of it.
+        stretch = max(1.0, min(8.0, (room + cost.g + cost.b * len(view.ledger.decoding)) / room))
+        savable: list[RequestState] = []
+        lost: list[RequestState] = []
+        done = 0.0
+        least = math.inf  # least slack of the savable prefills so far
+        best: tuple[float, int] | None = None  # (work, place) of the shortest that may go first
+        for request in head:
+            work = cost.work_s(request.target_tokens - request.computed_tokens, request.computed_tokens)
+            if request.due_s - start < work and request.has_target:
+                lost.append(request)
+                continue
+            if work * stretch <= least and (best is None or work < best[0]):
+                best = (work, len(savable))
+            done += work
+            least = min(least, request.due_s - start - done * stretch)
+            savable.append(request)
+        if self.jump and best is not None and best[1] > 0:
+            savable.insert(0, savable.pop(best[1]))
+        return savable + lost
+
+    @staticmethod
+    def _victims(view: EngineView, chunks: dict[str, int], decodes: int) -> tuple[str, ...]:
+        """Who may be preempted, first to go first; only worked out when the pool may run dry this step."""
+        need = sum(view.kv.blocks(tokens) for tokens in chunks.values()) + decodes
+        if view.kv.free_blocks >= need:
+            return ()
+        ledger = view.ledger
+        prefills = [r for r in reversed(ledger.pending) if r.phase is Phase.PREFILL]
+        streams = sorted(ledger.decoding.values(), key=lambda r: (r.promised, -r.next_due_s, -r.seq))
+        # Prefills that nobody sees yet go before any visible stream, unpromised ones before promised ones.
+        order = [r for r in prefills if not r.promised] + [r for r in prefills if r.promised] + streams
+        return tuple(r.id for r in order)
