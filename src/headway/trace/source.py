@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from headway.errors import InputError
 
-HEAD_BYTES = 1 << 18  # enough for a header and the first row of every known format
+HEAD_BYTES = 1 << 20  # enough for a header and the first row of every known format
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK": "zip"}
 
 
@@ -88,6 +89,20 @@ class Source:
         except ValueError:
             return {}
         return value if isinstance(value, dict) else {}
+
+    def json_keys(self, opening: str) -> set[str]:
+        """Return the keys, of any depth, in the first bytes of a JSON document that begins with `opening`."""
+        text = self.head.decode("utf-8-sig", errors="replace").lstrip()
+        return set(re.findall(r'"([^"\\\n]{1,80})"\s*:', text)) if text.startswith(opening) else set()
+
+    def document(self) -> Any:
+        """Return the whole file as one JSON document; `InputError` with the line when it is none."""
+        try:
+            return json.loads(self.path.read_bytes())
+        except UnicodeDecodeError as error:
+            raise InputError(f"{self.path}: not UTF-8 text ({error.reason})") from None
+        except json.JSONDecodeError as error:
+            raise InputError(f"{self.path}:{error.lineno}: not valid JSON ({error.msg})") from None
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Yield (line number from 1, text) of every non-empty line."""
