@@ -1,0 +1,266 @@
+"""Which runs stand against which: arms, load levels, pairs of runs, and everything that must match."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from headway.errors import InputError
+from headway.replay.store import Run, find, load
+
+_TARGETS = ("ttft_target_s", "tpot_target_s", "tbt_target_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One side of a comparison: a name and its runs (repeats, seeds, load levels)."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One load, the same for both arms: frames by repeat in order of arrival, aligned row by row when `paired`."""
+
+    label: str
+    paired: bool
+    pairing: str  # how rows were paired, or why they were not
+    base: tuple[pl.DataFrame, ...]
+    other: tuple[pl.DataFrame, ...]
+    notes: tuple[str, ...] = ()
+
+
+def load_arm(text: str, *, allow_invalid: bool = False) -> Arm:
+    """Return the arm that `text` names: `A1,A2`, a glob, a folder of runs, each with an optional `name=` before it.
+
+    Raises `InputError` for a path without a run, a run that is not whole, and a run whose client was the bottleneck
+    unless `allow_invalid`.
+    """
+    name, _, rest = text.rpartition("=") if "=" in text.split("/")[0] else ("", "", text)
+    paths: list[Path] = []
+    for part in rest.split(","):
+        found = sorted(glob.glob(part)) if glob.has_magic(part) else [part]
+        runs = [run for each in found for run in (find(Path(each)) or [Path(each)])]
+        if not runs or not part:
+            raise InputError(
+                f"{part!r}: no such run: expected a run folder, a glob of them, or a folder of runs"
+            )
+        paths += runs
+    runs = tuple(load(path) for path in paths)
+    for run in runs:
+        _check(run, allow_invalid)
+    labels = {run.meta.get("label") for run in runs}
+    label = labels.pop() if len(labels) == 1 else None
+    return Arm(name=name or label or rest.rstrip("/").split("/")[-1], runs=runs)
+
+
+def _check(run: Run, allow_invalid: bool) -> None:
+    if run.frame.is_empty():
+        raise InputError(f"{run.path}: the run has no requests: expected at least one")
+    if run.meta.get("valid") is False and not allow_invalid:
+        why = "; ".join(run.meta.get("invalid_reasons") or ["no reason recorded"])
+        raise InputError(f"{run.path}: the run is invalid ({why}): expected a valid run, or --allow-invalid")
+    state = run.meta.get("state", "finished")
+    if state != "finished" and not allow_invalid:
+        raise InputError(f"{run.path}: state = {state!r}: expected a finished run, or --allow-invalid")
+
+
+def trace_sha256(run: Run) -> str | None:
+    """Return the SHA-256 of the bytes of the replayed trace, where the run tells."""
+    return (run.meta.get("trace") or {}).get("sha256")
+
+
+def selection(run: Run) -> str:
+    """Return the slice of the trace and its speed as one canonical string."""
+    return json.dumps((run.meta.get("trace") or {}).get("selection"), sort_keys=True)
+
+
+def seed(run: Run) -> int | None:
+    """Return the seed of prompts and classes."""
+    return run.meta.get("seed")
+
+
+def offered_rate(frame: pl.DataFrame) -> float:
+    """Return (n - 1) / (last - first scheduled arrival) in requests a second; 0 without a span."""
+    span = float(frame["scheduled_s"].max() - frame["scheduled_s"].min())  # type: ignore[operator]
+    return (frame.height - 1) / span if span > 0 else 0.0
+
+
+def levels(base: Arm, other: Arm) -> list[Level]:
+    """Return the load levels of two arms, each paired where both replayed the same rows.
+
+    A load is (trace, selection). With one load in each arm that differ, rows cannot be paired and the level says so;
+    with several, a load that only one arm has is an `InputError`, never a skip. The same for a class.
+    """
+    left, right = _by_load(base), _by_load(other)
+    if left.keys() == right.keys():
+        made = [_level(left[key], right[key], base.name, other.name) for key in left]
+        return _distinct(made, list(left))
+    if len(left) == len(right) == 1:
+        (first,), (second,) = left.values(), right.values()
+        return [_level(first, second, base.name, other.name)]
+    for name, missing in ((other.name, left.keys() - right.keys()), (base.name, right.keys() - left.keys())):
+        for sha, chosen in sorted(missing, key=str):
+            raise InputError(
+                f"arm {name}: no run at the level trace {_short(sha)}, selection {chosen}: "
+                "expected every load level in every arm"
+            )
+    raise AssertionError("unreachable: equal keys were handled above")
+
+
+def _by_load(arm: Arm) -> dict[tuple[str | None, str], list[Run]]:
+    loads: dict[tuple[str | None, str], list[Run]] = {}
+    for run in arm.runs:
+        loads.setdefault((trace_sha256(run), selection(run)), []).append(run)
+    return dict(sorted(loads.items(), key=lambda item: (offered_rate(item[1][0].frame), str(item[0]))))
+
+
+def _distinct(made: list[Level], keys: list[tuple[str | None, str]]) -> list[Level]:
+    labels = [level.label for level in made]
+    if len(set(labels)) == len(labels):
+        return made
+    return [
+        Level(
+            label=f"{level.label}, trace {_short(sha)}, selection {chosen}",
+            paired=level.paired,
+            pairing=level.pairing,
+            base=level.base,
+            other=level.other,
+            notes=level.notes,
+        )
+        for level, (sha, chosen) in zip(made, keys, strict=True)
+    ]
+
+
+def _level(base: Sequence[Run], other: Sequence[Run], base_name: str, other_name: str) -> Level:
+    reason = _why_unpaired(base, other)
+    notes: list[str] = []
+    if reason is None:
+        pairs, found = _pair_runs(base, other)
+        notes += found
+        left, right = [], []
+        for one, two in pairs:
+            first, second, lost = _align(one, two)
+            left.append(first)
+            right.append(second)
+            if lost:
+                notes.append(
+                    f"{lost} requests are in only one of {one.path.name} and {two.path.name} and were left out"
+                )
+        pairing = f"paired by request: same trace {_short(trace_sha256(base[0]))}, selection, row and seed"
+    else:
+        left = [_in_order(run.frame) for run in base]
+        right = [_in_order(run.frame) for run in other]
+        pairing = f"unpaired: {reason}"
+    level = Level(
+        label=f"{offered_rate(base[0].frame):.3g} req/s offered",
+        paired=reason is None,
+        pairing=pairing,
+        base=tuple(left),
+        other=tuple(right),
+        notes=tuple(notes),
+    )
+    _check_strata(level, base_name, other_name)
+    _check_targets(level, base_name, other_name)
+    return level
+
+
+def _why_unpaired(base: Sequence[Run], other: Sequence[Run]) -> str | None:
+    first, second = trace_sha256(base[0]), trace_sha256(other[0])
+    if first is None or second is None:
+        return "a run does not tell the SHA-256 of its trace"
+    if first != second:
+        return f"the traces differ ({_short(first)} and {_short(second)})"
+    if selection(base[0]) != selection(other[0]):
+        return f"the selections differ ({selection(base[0])} and {selection(other[0])})"
+    seeds = [sorted(str(seed(run)) for run in runs) for runs in (base, other)]
+    if seeds[0] != seeds[1]:
+        return f"the seeds differ ({', '.join(seeds[0])} and {', '.join(seeds[1])})"
+    return None
+
+
+def _pair_runs(base: Sequence[Run], other: Sequence[Run]) -> tuple[list[tuple[Run, Run]], list[str]]:
+    # Repeats of one seed are paired in the order given; nothing else tells them apart.
+    def keyed(runs: Sequence[Run]) -> list[Run]:
+        return sorted(runs, key=lambda run: str(seed(run)))
+
+    pairs = list(zip(keyed(base), keyed(other), strict=True))
+    seeds = [seed(one) for one, _ in pairs]
+    notes = (
+        ["repeats of the same seed were paired in the order given"] if len(set(seeds)) < len(seeds) else []
+    )
+    return pairs, notes
+
+
+def _align(base: Run, other: Run) -> tuple[pl.DataFrame, pl.DataFrame, int]:
+    for run in (base, other):
+        if run.frame["trace_row"].n_unique() != run.frame.height:
+            raise InputError(f"{run.path}: a trace_row appears twice: expected every row of the trace once")
+    left = _in_order(base.frame)
+    left = left.filter(pl.col("trace_row").is_in(other.frame["trace_row"].to_list()))
+    right = left.select("trace_row").join(other.frame, on="trace_row", how="left", maintain_order="left")
+    if left.is_empty():
+        raise InputError(
+            f"{base.path}, {other.path}: no trace_row in common: expected the same slice of the trace"
+        )
+    lost = base.frame.height + other.frame.height - 2 * left.height
+    return left, right.select(left.columns), lost
+
+
+def _in_order(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.sort("scheduled_s", "index")
+
+
+def classes(frames: Sequence[pl.DataFrame]) -> list[str]:
+    """Return the class names in `frames`, sorted; a request without a class belongs to `default`."""
+    return sorted({name or "default" for frame in frames for name in frame["slo_class"].unique()})
+
+
+def _check_strata(level: Level, base_name: str, other_name: str) -> None:
+    left, right = classes(level.base), classes(level.other)
+    for name, mine, theirs in ((base_name, left, right), (other_name, right, left)):
+        if missing := [each for each in theirs if each not in mine]:
+            raise InputError(
+                f"arm {name}, {level.label}: class {missing[0]!r} has no requests (classes there: "
+                f"{', '.join(mine)}): expected every class in every arm"
+            )
+
+
+def _check_targets(level: Level, base_name: str, other_name: str) -> None:
+    def targets(frames: tuple[pl.DataFrame, ...]) -> set[tuple]:
+        rows = pl.concat(
+            [frame.select(pl.col("slo_class").fill_null("default"), *_TARGETS) for frame in frames]
+        )
+        return set(rows.unique().iter_rows())
+
+    left, right = targets(level.base), targets(level.other)
+    if left != right:
+        only = sorted(left ^ right, key=str)[0]
+        raise InputError(
+            f"{level.label}: {base_name} and {other_name} were scored against different targets; only one has "
+            f"class {only[0]!r} with TTFT, TPOT, TBT = {only[1:]} s: expected equal targets"
+        )
+
+
+def _short(sha: str | None) -> str:
+    return "unknown" if sha is None else sha[:12]
+
+
+def configuration(run: Run) -> str:
+    """Return model, server version and kind of load as one canonical string (no times, no addresses)."""
+    server = run.meta.get("server") or {}
+    load = run.meta.get("load") or {}
+    told = {key: server.get(key) for key in ("model", "version")} | {"load": load}
+    return json.dumps(told, sort_keys=True, default=str)
+
+
+def machine(run: Run) -> dict:
+    """Return what tells one client machine from another, without what changes by the minute."""
+    facts = run.meta.get("machine") or {}
+    return {key: facts.get(key) for key in ("system", "machine", "cpu", "cpus_usable")}
