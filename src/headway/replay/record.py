@@ -28,6 +28,7 @@ SCHEMA: dict[str, pl.DataType] = {
     "scheduled_s": pl.Float64(),  # when it was due
     "sent_s": pl.Float64(),  # when the client really wrote the request
     "first_token_s": pl.Float64(),
+    "first_answer_s": pl.Float64(),  # first token that is not reasoning; equals first_token_s without reasoning
     "last_token_s": pl.Float64(),
     "end_s": pl.Float64(),  # response finished, refused or failed
     "ttft_s": pl.Float64(),  # first token - SCHEDULED arrival

@@ -1,0 +1,177 @@
+"""One request of a replay: what was due, what came back, and the row it leaves."""
+
+from __future__ import annotations
+
+import json
+from email.utils import parsedate_to_datetime
+from time import time
+
+from headway.replay.stream import TokenStream, error_code
+from headway.replay.targets import Targets
+
+#: HTTP codes that mean "refused": a decision of the server, not a fault.
+REFUSALS = (429, 503)
+
+
+class Call:
+    """State of one request while it is in flight. Times are `time.perf_counter()`; the row counts from `zero`."""
+
+    __slots__ = (
+        "due",
+        "end",
+        "http_status",
+        "index",
+        "input_tokens",
+        "max_tokens",
+        "queue_s",
+        "reason",
+        "released",
+        "retry_after_s",
+        "sent",
+        "session_id",
+        "slo_class",
+        "status",
+        "stream",
+        "targets",
+        "trace_row",
+        "ttft_bound_s",
+    )
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        trace_row: int,
+        due: float,
+        input_tokens: int,
+        max_tokens: int,
+        slo_class: str | None,
+        session_id: str | None,
+        targets: Targets,
+    ) -> None:
+        self.index = index
+        self.trace_row = trace_row
+        self.due = due
+        self.released = due  # when the client's own cap let it go; `due` without a cap
+        self.input_tokens = input_tokens
+        self.max_tokens = max_tokens
+        self.slo_class = slo_class
+        self.session_id = session_id
+        self.targets = targets
+        self.sent: float | None = None
+        self.end: float | None = None
+        self.http_status: int | None = None
+        self.status: str | None = None
+        self.reason: str | None = None
+        self.retry_after_s: float | None = None
+        self.ttft_bound_s: float | None = None
+        self.queue_s: float | None = None
+        self.stream = TokenStream()
+
+    def close(self, status: str, reason: str | None, end: float) -> None:
+        """Set the outcome; the first one stays."""
+        if self.status is None:
+            self.status, self.reason, self.end = status, reason, end
+
+    def take_headers(self, headers) -> None:
+        """Read Retry-After and what a Headway server promises."""
+        self.retry_after_s = retry_after(headers)
+        self.ttft_bound_s = _milliseconds(headers.get("x-headway-ttft-bound-ms"))
+        self.queue_s = _milliseconds(headers.get("x-headway-queue-ms"))
+
+    def close_http(self, body: bytes, end: float) -> None:
+        """Set the outcome of an answer that is not 200."""
+        try:
+            parsed = json.loads(body)
+        except ValueError:
+            parsed = None
+        code = f"http_{self.http_status}"
+        if isinstance(parsed, dict):
+            code = error_code(parsed, code)
+        self.close("refused" if self.http_status in REFUSALS else "failed", code, end)
+
+    def close_stream(self, end: float) -> None:
+        """Set the outcome of a 200 answer that was read to its end."""
+        stream = self.stream
+        if stream.error is not None:
+            self.close("failed", stream.error, end)
+        elif not stream.token_times:
+            self.close("failed", "no_tokens", end)
+        elif not stream.complete:
+            self.close("failed", "dropped", end)
+        else:
+            self.close("ok", None, end)
+
+    def row(self, zero: float) -> dict:
+        """Return the row of `record.SCHEMA`; points in time count from `zero`, microseconds kept."""
+        times = self.stream.token_times
+        first, last = (times[0], times[-1]) if times else (None, None)
+        ttft = first - self.due if times else None
+        tpot = (last - first) / (len(times) - 1) if len(times) > 1 else None
+        widest = max(map(float.__sub__, times[1:], times)) if len(times) > 1 else None
+        attained = self.status == "ok" and self.targets.met(ttft_s=ttft, tpot_s=tpot, tbt_max_s=widest)
+        return {
+            "index": self.index,
+            "trace_row": self.trace_row,
+            "slo_class": self.slo_class,
+            "session_id": self.session_id,
+            "input_tokens": self.input_tokens,
+            "max_tokens": self.max_tokens,
+            "prompt_tokens": self.stream.prompt_tokens,
+            "generated_tokens": len(times),
+            "status": self.status,
+            "http_status": self.http_status,
+            "reason": self.reason,
+            "retry_after_s": self.retry_after_s,
+            "scheduled_s": _since(zero, self.due),
+            "sent_s": _since(zero, self.sent),
+            "first_token_s": _since(zero, first),
+            "first_answer_s": _since(zero, self.stream.first_answer),
+            "last_token_s": _since(zero, last),
+            "end_s": _since(zero, self.end),
+            "ttft_s": _round(ttft),
+            "service_ttft_s": _round(first - self.sent) if times and self.sent is not None else None,
+            "tpot_s": _round(tpot),
+            "tbt_max_s": _round(widest),
+            "e2e_s": _round(last - self.due) if times else None,
+            "ttft_target_s": self.targets.ttft_s,
+            "tpot_target_s": self.targets.tpot_s,
+            "tbt_target_s": self.targets.tbt_s,
+            "attained": attained,
+            "ttft_bound_s": self.ttft_bound_s,
+            "queue_s": self.queue_s,
+            "token_s": [round(time - zero, 6) for time in times],
+        }
+
+
+def retry_after(headers) -> float | None:
+    """Return the seconds of `retry-after-ms` or `Retry-After` (number or date); None when absent or broken."""
+    exact = _milliseconds(headers.get("retry-after-ms"))
+    if exact is not None:
+        return exact
+    value = headers.get("Retry-After")
+    if value is None:
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
+    except ValueError:
+        return None
+
+
+def _milliseconds(value: str | None) -> float | None:
+    try:
+        return None if value is None else float(value) / 1e3
+    except ValueError:
+        return None
+
+
+def _since(zero: float, moment: float | None) -> float | None:
+    return None if moment is None else round(moment - zero, 6)
+
+
+def _round(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

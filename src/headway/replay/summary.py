@@ -1,0 +1,197 @@
+"""The summary of a run: one dictionary, one table. All numbers follow docs/replay.md.
+
+Percentiles are nearest rank. Latency percentiles are over requests with status `ok`; `*_all` takes every offered
+request, where one without an answer counts as infinite (null), so a fast refusal never improves a percentile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+from rich.table import Table
+
+from headway.replay.store import Run
+from headway.replay.targets import DEFAULT_CLASS
+
+METHOD = "nearest rank"
+_POINTS = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
+#: Outcomes by which the server took a request on, so that breaking a target is a miss.
+_ACCEPTED = (
+    pl.col("status").is_in(["ok", "cut_off"])
+    | ((pl.col("status") == "failed") & ((pl.col("http_status") == 200) | (pl.col("reason") == "timeout")))
+).fill_null(False)
+
+
+def summarise(frame: pl.DataFrame) -> dict:
+    """Return the summary of a table of requests (`record.SCHEMA`): `total`, `classes` by name, `percentile_method`.
+
+    Each part holds: n, ok, refused, failed, cut_off (counts); attained, attainment (share of ALL n); goodput_req_s and
+    goodput_tok_s (attained requests and their tokens per second from the first scheduled arrival to the last end);
+    accepted, missed, miss_share (accepted = ok, cut off, or failed after a 200 or by time-out); ttft, tpot, tbt, e2e,
+    service_ttft (each n, p50_s, p90_s, p99_s, max_s); ttft_all (over all n, null = infinite); attainment_from_send (the
+    service-time view, blind to a late client); offered_req_s; refusal and failure reasons with counts.
+    """
+    span = _span_s(frame)
+    named = frame.with_columns(pl.col("slo_class").fill_null(DEFAULT_CLASS))
+    classes = named["slo_class"].unique().sort().to_list()
+    return {
+        "percentile_method": METHOD,
+        "span_s": span,
+        "total": _part(frame, span),
+        "classes": {name: _part(named.filter(pl.col("slo_class") == name), span) for name in classes},
+    }
+
+
+def _part(frame: pl.DataFrame, span_s: float) -> dict:
+    n = frame.height
+    counts = dict(frame["status"].value_counts().iter_rows())
+    ok = frame.filter(pl.col("status") == "ok")
+    attained = int(frame["attained"].sum())
+    accepted = frame.filter(_ACCEPTED)
+    missed = accepted.height - int(accepted["attained"].sum())
+    good_tokens = int(frame.filter(pl.col("attained"))["generated_tokens"].sum())
+    gaps = (
+        ok["token_s"].list.diff(null_behavior="drop").explode().drop_nulls()
+        if ok.height
+        else pl.Series([], dtype=pl.Float64)
+    )
+    ttft_all = np.concatenate([ok["ttft_s"].to_numpy(), np.full(n - ok.height, np.inf)])
+    arrivals = frame["scheduled_s"]
+    offered_span = float(arrivals.max() - arrivals.min()) if n > 1 else 0.0
+    return {
+        "n": n,
+        **{status: counts.get(status, 0) for status in ("ok", "refused", "failed", "cut_off")},
+        "attained": attained,
+        "attainment": attained / n if n else None,
+        "attainment_from_send": _from_send(frame) / n if n else None,
+        "goodput_req_s": attained / span_s if span_s else None,
+        "goodput_tok_s": good_tokens / span_s if span_s else None,
+        "offered_req_s": (n - 1) / offered_span if offered_span else None,
+        "accepted": accepted.height,
+        "missed": missed,
+        "miss_share": missed / accepted.height if accepted.height else None,
+        "ttft": _points(ok["ttft_s"].to_numpy()),
+        "tpot": _points(ok["tpot_s"].drop_nulls().to_numpy()),
+        "tbt": _points(gaps.to_numpy()),
+        "e2e": _points(ok["e2e_s"].to_numpy()),
+        "service_ttft": _points(ok["service_ttft_s"].drop_nulls().to_numpy()),
+        "ttft_all": _points(ttft_all),
+        "targets_s": {
+            key: frame[f"{key}_target_s"].drop_nulls().unique().sort().to_list()
+            for key in ("ttft", "tpot", "tbt")
+        },
+        "reasons": dict(
+            frame.filter(pl.col("reason").is_not_null())["reason"].value_counts().sort("reason").iter_rows()
+        ),
+    }
+
+
+def _from_send(frame: pl.DataFrame) -> int:
+    within = lambda value, target: (pl.col(value) <= pl.col(target)).fill_null(True)  # noqa: E731
+    met = (
+        (pl.col("status") == "ok")
+        & within("service_ttft_s", "ttft_target_s")
+        & within("tpot_s", "tpot_target_s")
+        & within("tbt_max_s", "tbt_target_s")
+    )
+    return frame.filter(met).height
+
+
+def _span_s(frame: pl.DataFrame) -> float:
+    if not frame.height:
+        return 0.0
+    return float((frame["end_s"].max() or 0.0) - frame["scheduled_s"].min())
+
+
+def _points(values: np.ndarray) -> dict[str, float | int | None]:
+    ordered = np.sort(values)
+    n = len(ordered)
+    at = lambda q: _finite(ordered[max(0, math.ceil(q * n - 1e-9) - 1)]) if n else None  # noqa: E731
+    return {"n": n, **{f"{name}_s": at(q) for name, q in _POINTS.items()}, "max_s": at(1.0)}
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def table(run: Run) -> Table:
+    """Return the summary of a run as a Rich table: a column a class, one for all, a row a quantity."""
+    summary = summarise(run.frame)
+    parts = dict(summary["classes"])
+    if len(parts) != 1:
+        parts["all"] = summary["total"]
+    view = Table(
+        title=run.meta.get("label") or run.path.name, caption=caption(run, summary), caption_justify="left"
+    )
+    view.add_column("")
+    for name in parts:
+        view.add_column(name, justify="right")
+    rows: dict[str, Callable[[dict], str]] = {
+        "requests": lambda part: str(part["n"]),
+        "offered, req/s": lambda part: _number(part["offered_req_s"], 2),
+        "attained": lambda part: _percent(part["attainment"]),
+        "goodput, req/s": lambda part: _number(part["goodput_req_s"], 2),
+        "refused": lambda part: str(part["refused"]),
+        "failed": lambda part: str(part["failed"]),
+        "cut off": lambda part: str(part["cut_off"]),
+        "missed of accepted": lambda part: f"{part['missed']} of {part['accepted']}",
+        "TTFT P50 / P90 / P99, s": lambda part: _triple(part["ttft"], 1, 3),
+        "TPOT P50 / P90 / P99, ms": lambda part: _triple(part["tpot"], 1e3, 1),
+        "TBT P50 / P90 / P99, ms": lambda part: _triple(part["tbt"], 1e3, 1),
+    }
+    for name, cell in rows.items():
+        view.add_row(name, *(cell(part) for part in parts.values()))
+    return view
+
+
+def caption(run: Run, summary: dict) -> str:
+    """Return the lines under the table: what was counted, how honest the client was, what to mistrust."""
+    total, meta = summary["total"], run.meta
+    lines = [
+        f"Latency from the scheduled arrival; percentiles by {METHOD} over the {total['ok']} requests that ended well; "
+        "attained = share of all, refused, failed and cut-off ones included."
+    ]
+    client = meta.get("client")
+    if client:
+        late, lag = client["lateness"], client["loop_lag"]
+        lines.append(
+            f"Client: sent late by {_ms(late['p50_ms'])} / {_ms(late['p99_ms'])} / {_ms(late['max_ms'])} ms "
+            f"(P50 / P99 / max, n {late['n']}), loop lag P99 {_ms(lag['p99_ms'])} ms, {client['cpu_s']:.2f} CPU s."
+        )
+    if (cap := meta.get("load", {}).get("max_in_flight")) is not None:
+        lines.append(
+            f"The client's own cap of {cap} in flight held requests back: counted from the send, as if that wait "
+            f"had not been, attainment would read {_percent(total['attainment_from_send'])}; from the schedule it is "
+            f"{_percent(total['attainment'])}."
+        )
+    if meta.get("load", {}).get("loop") == "closed":
+        lines.append("Closed loop: a slow server slows its own load down, so overload does not show in full.")
+    if meta.get("buffered_responses"):
+        lines.append(
+            f"{meta['buffered_responses']} answers came in one piece: their TPOT and TBT say nothing."
+        )
+    if meta.get("not_offered"):
+        lines.append(f"{meta['not_offered']} requests of the trace were never sent ({meta.get('state')}).")
+    lines += [f"Note: {note}." for note in meta.get("notes", [])]
+    lines += [f"INVALID: {reason}." for reason in meta.get("invalid_reasons", [])]
+    return "\n".join(lines)
+
+
+def _triple(points: dict, scale: float, digits: int) -> str:
+    values = [points[f"{name}_s"] for name in _POINTS]
+    return " / ".join("-" if value is None else f"{value * scale:.{digits}f}" for value in values)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share * 100:.1f} %"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
