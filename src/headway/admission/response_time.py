@@ -10,12 +10,13 @@ A request is accepted iff, with everything accepted before it,
 Finishing times come from the walk of core/walk.py (`method="walk"`) or from the closed form with one constant
 capacity (`method="closed"`), which never accepts more. docs/design.md, section 5.
 
-Foresight: below saturation whoever fits is served. Above it, a long prompt that fits now is paid for by several
-short ones refused a moment later. So the same bound is computed once more with the share of time that recently
-arriving DENSER work (weight per second of prefill) takes: the response time of a lower-priority job among
-higher-priority ones (Joseph and Pandya 1986, in its fluid form H / (1 - rho)). At overload this admits in
-order of density, the greedy solution of the knapsack; `foresight=0` turns it off and `weight` of a class shifts it.
-A request that fails only this second bound may wait for its answer up to `hesitate` of its TTFT, in case the load lets up.
+Foresight. Below saturation whoever fits is served. When the recent demand exceeds what the steps can carry, a long
+prompt that fits now is paid for by several short ones refused a moment later. Then the finishing time is computed
+once more as the response time of a job among more important ones, H / (C - D) (Joseph and Pandya 1986, in fluid
+form): C is the share of time that steps have for prefill, D the share that recently arrived DENSER work (class weight
+per second of prefill) takes. At overload this admits by density, the greedy solution of the knapsack; `weight` of a
+class shifts it and `foresight=0` turns it off. A request that fails only this second bound may wait for its answer up
+to `hesitate` of its TTFT target, in case the load lets up.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Literal
 import numpy as np
 
 from headway.core import Accept, Defer, EngineView, Reason, Reject, RequestState, Verdict
-from headway.core.walk import MAX_STEPS, Walk, capacity, closed_form, decode_counts, work_s
+from headway.core.walk import MAX_STEPS, Floats, capacity, closed_form, decode_counts, work_s
 
 
 class ResponseTime:
@@ -79,12 +80,11 @@ class ResponseTime:
         # Each request may waste most of one block, so count one more for each.
         if kv.blocks(ledger.reserved_tokens + tokens) + served + 1 > kv.total_blocks or served >= view.max_running:
             return Reject(reason=Reason.KV, retry_after_s=self._departure_s(view))
-
         cost, factor = view.cost.mean, view.cost.factor
         reserved = ledger.reserved_tokens + tokens
-        step_s = self._step_s(view, request)
+        pace = self._pace_s(view, request)
         worst = factor * cost.seconds(self.min_chunk, served + 1, reserved, 0)
-        if worst > step_s:
+        if worst > pace:
             return Reject(reason=Reason.TBT, bound_s=start + worst, retry_after_s=self._departure_s(view))
 
         keys, remaining, context = ledger.columns()
@@ -92,34 +92,31 @@ class ResponseTime:
         own = cost.work_s(request.remaining_tokens, request.computed_tokens)
         ahead = np.cumsum(work_s(cost, remaining, context))
         before = float(ahead[at - 1]) if at else 0.0
-        backlog = np.concatenate((ahead[:at], [before + own], ahead[at:] + own))
+        with_it = np.concatenate((ahead[:at], [before + own], ahead[at:] + own))
         dues = np.array([key[0] for key in keys[at:]])
-        promised = np.array([r.promised for r in ledger.pending[at:]], dtype=bool)
-
-        finish = self._finish(view, step_s, factor, served, reserved, backlog, request.due_s, dues)
-        bound = start + float(finish[at])
+        horizon = max(request.due_s, float(dues[-1]) if at < len(keys) else request.due_s) - view.now_s
+        finish = start + self._finish(view, pace, reserved, with_it, horizon)
+        bound = float(finish[at])
         late = bound - request.due_s
-        if len(dues) and late <= 0:
+        if at < len(keys) and late <= 0:
             # Behind it in deadline order: only promises that hold without it can be broken by it.
-            held = start + self._finish(view, step_s, factor, served, reserved, ahead, request.due_s, dues)[at:]
-            broken = promised & (held <= dues) & (start + finish[at + 1 :] > dues)
+            promised = np.array([r.promised for r in ledger.pending[at:]], dtype=bool)
+            held = start + self._finish(view, pace, reserved, ahead, horizon)[at:]
+            broken = promised & (held <= dues) & (finish[at + 1 :] > dues)
             if broken.any():
-                late = float(np.max(np.where(broken, start + finish[at + 1 :] - dues, 0.0)))
+                late = float(np.max(np.where(broken, finish[at + 1 :] - dues, 0.0)))
         if late > 0:
             return Reject(reason=Reason.TTFT, bound_s=bound, retry_after_s=late if math.isfinite(late) else None)
-        denied = self._foresee(view, request, own, before + own, step_s, served, reserved, backlog)
-        if denied is not None:
+        if self._crowds_out(view, request, own, before + own, pace, reserved):
+            denied = Reject(reason=Reason.TTFT, bound_s=bound)
             until = min(request.arrival_s + self.hesitate * (request.due_s - request.arrival_s), request.due_s - alone)
-            if view.now_s < until:
-                return Defer(until_s=until, otherwise=denied)
-            return denied
+            return Defer(until_s=until, otherwise=denied) if view.now_s < until else denied
         return Accept(bound_s=bound)
 
-    def _step_s(self, view: EngineView, request: RequestState) -> float:
-        """Length that every step may have: the tightest pace of anything accepted, the candidate included."""
+    def _pace_s(self, view: EngineView, request: RequestState) -> float:
+        """Tightest pace of anything accepted, the candidate included; the blocking allowance when there is none."""
         pace = min(view.ledger.pace_s, request.slo.pace_s)
-        # Without any decode target steps are only bounded by the blocking allowance.
-        return min(pace, max(view.blocking_s, view.pace_hint_s or 0.0))
+        return pace if math.isfinite(pace) else view.blocking_s
 
     @staticmethod
     def _alone_s(view: EngineView, request: RequestState) -> float:
@@ -134,85 +131,50 @@ class ResponseTime:
         ends = [r.remaining_output * r.slo.pace_s for r in view.ledger.decoding.values() if math.isfinite(r.slo.pace_s)]
         return min(ends, default=None)
 
-    def _finish(
-        self,
-        view: EngineView,
-        step_s: float,
-        factor: float,
-        served: int,
-        reserved: int,
-        backlog: np.ndarray,
-        due_s: float,
-        dues: np.ndarray,
-    ) -> np.ndarray:
+    def _finish(self, view: EngineView, pace: float, reserved: int, backlog: Floats, horizon_s: float) -> Floats:
         """Time from the start of the next step until each entry of the cumulative backlog is computed."""
+        ledger, cost, factor = view.ledger, view.cost.mean, view.cost.factor
         if self.method == "closed":
-            ledger = view.ledger
-            times = [
-                closed_form(
-                    view.cost.mean,
-                    step_s=step_s,
-                    factor=factor,
-                    decodes=len(ledger.decoding),
-                    pending=len(ledger.pending) + 1,
-                    reserved_tokens=reserved,
-                    backlog_s=float(h),
-                )
-                for h in backlog
-            ]
-            return np.array(times)
-        horizon = max(due_s, float(dues.max()) if len(dues) else due_s) - view.now_s
-        return self._walk(view, step_s, factor, reserved, backlog, horizon, 0.0).finish_s(backlog)
-
-    def _walk(
-        self,
-        view: EngineView,
-        step_s: float,
-        factor: float,
-        reserved: int,
-        backlog: np.ndarray,
-        horizon_s: float,
-        taken_share: float,
-    ) -> Walk:
-        steps = max(1, min(MAX_STEPS, math.ceil(horizon_s / step_s * factor) + 1))
+            return np.array(
+                [
+                    closed_form(
+                        cost,
+                        step_s=min(pace, view.blocking_s),
+                        factor=factor,
+                        decodes=len(ledger.decoding),
+                        pending=len(ledger.pending) + 1,
+                        reserved_tokens=reserved,
+                        backlog_s=float(h),
+                    )
+                    for h in backlog
+                ]
+            )
+        steps = max(1, min(MAX_STEPS, math.ceil(horizon_s / min(pace, view.blocking_s) * factor) + 1))
+        decoding = list(ledger.decoding.values())
         return capacity(
-            view.cost.mean,
-            step_s=step_s,
+            cost,
+            pace_s=pace,
+            blocking_s=view.blocking_s,
+            slack_s=view.slack_s,
             factor=factor,
-            decodes=decode_counts(list(view.ledger.decoding.values()), steps),
+            min_chunk=self.min_chunk,
+            decodes=decode_counts(decoding, steps),
             reserved_tokens=reserved,
             backlog=backlog,
-            taken_share=taken_share,
             strict=self.strict,
-        )
+        ).finish_s(backlog)
 
-    def _foresee(
-        self,
-        view: EngineView,
-        request: RequestState,
-        own: float,
-        backlog_s: float,
-        step_s: float,
-        served: int,
-        reserved: int,
-        backlog: np.ndarray,
-    ) -> Reject | None:
-        """Refuse what would only be served at the cost of denser requests that keep arriving."""
+    def _crowds_out(
+        self, view: EngineView, request: RequestState, own: float, backlog: float, pace: float, reserved: int
+    ) -> bool:
+        """Whether this request would be late if the denser ones that keep arriving were served before it."""
         if not self.foresight:
-            return None
-        share = self.foresight * view.demand.denser(view.now_s, request.slo.weight / max(own, 1e-6))
-        if share <= 0:
-            return None
-        factor = view.cost.factor
-        start = view.now_s + view.residual_s
-        horizon = request.due_s - view.now_s
-        walk = self._walk(view, step_s, factor, reserved, backlog, horizon, share / factor)
-        finish = float(walk.finish_s(np.array([backlog_s]))[0])
-        if start + finish <= request.due_s:
-            return None
-        late = start + finish - request.due_s
-        return Reject(
-            reason=Reason.TTFT,
-            bound_s=start + finish if math.isfinite(finish) else None,
-            retry_after_s=late if math.isfinite(late) else None,
-        )
+            return False
+        cost, factor, demand = view.cost.mean, view.cost.factor, view.demand
+        step = min(pace, view.blocking_s)
+        served = len(view.ledger.pending) + len(view.ledger.decoding) + 1
+        share = 1.0 - factor * (cost.g + cost.b * served + cost.k * reserved) / step
+        if demand.denser(view.now_s, 0.0) * self.foresight <= share:
+            return False  # on average everybody fits
+        share -= self.foresight * demand.denser(view.now_s, request.slo.weight / max(own, 1e-6))
+        return share <= 0 or view.now_s + view.residual_s + backlog / share > request.due_s

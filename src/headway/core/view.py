@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -41,7 +42,25 @@ class EngineView:
     max_model_len: int
     residual_s: float = 0.0
     blocking_s: float = 0.25  # longest step while a request of the tightest class may arrive
-    pace_hint_s: float | None = None  # tightest decode target of the configured classes
+
+    @property
+    def slack_s(self) -> float:
+        """Least slack of the decodes that can still be on time, from the end of the step in flight; inf if none.
+
+        A decode that is late counts when decode-only steps bring it back in time before its last token; one that
+        is lost for good must not slow the others down.
+        """
+        cost = self.cost
+        end = self.now_s + self.residual_s
+        alone = cost.envelope(0, len(self.ledger.decoding), self.ledger.context_tokens, 0)
+        least = math.inf
+        for request in self.ledger.decoding.values():
+            due = request.next_due_s
+            if due < least and (
+                due - end >= alone or due + request.remaining_output * (request.slo.pace_s - alone) >= end + alone
+            ):
+                least = due
+        return least - end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,19 +78,7 @@ class Headway:
 
     def _room(self, view: EngineView, base: float) -> float:
         """Seconds of prefill work whose step keeps every decode that can be kept."""
-        limit = view.blocking_s
-        end = view.now_s + view.residual_s
-        alone = base * view.cost.factor
-        latest = end + limit
-        for request in view.ledger.decoding.values():
-            due = request.next_due_s
-            if due < latest and (
-                due - end >= alone
-                # Late now, but on time again if the steps to come are decode-only?
-                or due + request.remaining_output * (request.slo.pace_s - alone) >= end + alone
-            ):
-                latest = due
-        return (latest - end) / view.cost.factor - base
+        return min(view.blocking_s, view.slack_s) / view.cost.factor - base
 
     def _starved(self, view: EngineView, room: float, base: float) -> bool:
         """Whether prefill would wait longer than the blocking allowance for slack to build up."""
