@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from headway.replay.client import Progress
+    from headway.replay.ledger import Progress
     from headway.trace.record import Trace
 
 #: Exit codes beside 0 and those of `headway.errors`: the client was the bottleneck; Ctrl-C.

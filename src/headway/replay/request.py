@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from time import time
 
@@ -17,6 +18,9 @@ class Call:
     """State of one request while it is in flight. Times are `time.perf_counter()`; the row counts from `zero`."""
 
     __slots__ = (
+        "_count",
+        "_done",
+        "_whole",
         "due",
         "end",
         "http_status",
@@ -48,6 +52,8 @@ class Call:
         slo_class: str | None,
         session_id: str | None,
         targets: Targets,
+        done: Callable[[Call], None],
+        count: Callable[[str], int] | None = None,
     ) -> None:
         self.index = index
         self.trace_row = trace_row
@@ -67,20 +73,53 @@ class Call:
         self.ttft_bound_s: float | None = None
         self.queue_s: float | None = None
         self.stream = TokenStream()
+        self._done = done  # told when the exchange is over
+        self._count = count  # tokens of a text, where the tokenizer is known
+        self._whole: list[bytes] | None = None  # body of an answer that is no stream
+
+    def on_sent(self, now: float) -> None:
+        """Note the moment of the write."""
+        self.sent = now
+
+    def on_head(self, status: int, headers: dict[str, str]) -> None:
+        """Read the status, Retry-After and what a Headway server promises."""
+        self.http_status = status
+        self.retry_after_s = retry_after(headers)
+        self.ttft_bound_s = _milliseconds(headers.get("x-headway-ttft-bound-ms"))
+        self.queue_s = _milliseconds(headers.get("x-headway-queue-ms"))
+        encoding = headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            self.close("failed", f"content_encoding:{encoding}", self.sent)
+        if status != 200 or headers.get("content-type", "").startswith("application/json"):
+            self._whole = []
+
+    def on_data(self, data: bytes, now: float) -> None:
+        """Take a piece of the body."""
+        if self._whole is None:
+            self.stream.feed(data, now)
+        else:
+            self._whole.append(data)
+
+    def on_end(self, error: str | None, now: float) -> None:
+        """Settle the outcome and hand the call back."""
+        if error is not None:
+            self.close("failed", self.stream.error or error, now)
+        elif self.http_status != 200:
+            self._close_http(b"".join(self._whole or []), now)
+        else:
+            if self._whole is None:
+                self.stream.finish(now, self._count)
+            else:
+                self.stream.whole(b"".join(self._whole), now)
+            self._close_stream(now)
+        self._done(self)
 
     def close(self, status: str, reason: str | None, end: float) -> None:
         """Set the outcome; the first one stays."""
         if self.status is None:
             self.status, self.reason, self.end = status, reason, end
 
-    def take_headers(self, headers) -> None:
-        """Read Retry-After and what a Headway server promises."""
-        self.retry_after_s = retry_after(headers)
-        self.ttft_bound_s = _milliseconds(headers.get("x-headway-ttft-bound-ms"))
-        self.queue_s = _milliseconds(headers.get("x-headway-queue-ms"))
-
-    def close_http(self, body: bytes, end: float) -> None:
-        """Set the outcome of an answer that is not 200."""
+    def _close_http(self, body: bytes, end: float) -> None:
         try:
             parsed = json.loads(body)
         except ValueError:
@@ -90,8 +129,7 @@ class Call:
             code = error_code(parsed, code)
         self.close("refused" if self.http_status in REFUSALS else "failed", code, end)
 
-    def close_stream(self, end: float) -> None:
-        """Set the outcome of a 200 answer that was read to its end."""
+    def _close_stream(self, end: float) -> None:
         stream = self.stream
         if stream.error is not None:
             self.close("failed", stream.error, end)
@@ -144,12 +182,12 @@ class Call:
         }
 
 
-def retry_after(headers) -> float | None:
+def retry_after(headers: dict[str, str]) -> float | None:
     """Return the seconds of `retry-after-ms` or `Retry-After` (number or date); None when absent or broken."""
     exact = _milliseconds(headers.get("retry-after-ms"))
     if exact is not None:
         return exact
-    value = headers.get("Retry-After")
+    value = headers.get("retry-after")
     if value is None:
         return None
     try:

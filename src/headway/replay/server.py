@@ -49,14 +49,15 @@ def base_url(url: str) -> str:
 
 
 async def inspect(
-    session: aiohttp.ClientSession, url: str, *, model: str | None, endpoint: str, timeout_s: float = 60.0
+    url: str, *, model: str | None, endpoint: str, api_key: str | None = None, timeout_s: float = 60.0
 ) -> ServerFacts:
     """Ask the server for its version and models and send at most four tiny requests, which also warm it up.
 
     Raises `EngineError` when it does not answer, and `InputError` when the model isn't served.
     """
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s), aiohttp.ClientSession(headers=headers) as session:
             models = await _get(session, url + "/v1/models")
             facts = _facts(url, model, models)
             facts.version = await _get(session, url + "/version")

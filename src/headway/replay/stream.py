@@ -170,6 +170,12 @@ class TokenStream:
         return True
 
     def _settle_chunks(self, count: Callable[[str], int] | None) -> None:
+        try:
+            self._share_out(count)
+        except (ValueError, AttributeError, TypeError, LookupError):
+            self.error = "malformed_stream"  # not the JSON of a completion chunk
+
+    def _share_out(self, count: Callable[[str], int] | None) -> None:
         chunks, total = self._chunks, self.total
         texts = None
         if total is None and count is not None:
