@@ -43,15 +43,15 @@ def trace_of(
 def test_window_takes_arrivals_from_start_up_to_but_not_at_its_end() -> None:
     """[1, 3) of arrivals 0..4 keeps those at 1 and 2, counted from the first of them."""
     cut = select(trace_of([0.0, 1.0, 2.0, 3.0, 4.0]), start_s=1.0, duration_s=2.0)
-    assert [0.0, 1.0] == cut.frame["arrival_s"].to_list()
-    assert 1 == cut.first_row
+    assert cut.frame["arrival_s"].to_list() == [0.0, 1.0]
+    assert cut.first_row == 1
     assert cut.history == ("rows 1 to 2 of the trace",)
 
 
 def test_limit_counts_within_the_window() -> None:
     """The first two requests of the window stay."""
     cut = select(trace_of([0.0, 1.0, 2.0, 3.0]), start_s=0.5, limit=2)
-    assert [0.0, 1.0] == cut.frame["arrival_s"].to_list()
+    assert cut.frame["arrival_s"].to_list() == [0.0, 1.0]
 
 
 def test_empty_window_names_what_the_trace_covers() -> None:
@@ -63,8 +63,8 @@ def test_empty_window_names_what_the_trace_covers() -> None:
 def test_time_scale_two_is_twice_as_fast_and_scales_think_times_alike() -> None:
     """Every time quantity halves."""
     cut = select(trace_of([0.0, 4.0], think=[None, 3.0]), time_scale=2.0)
-    assert [0.0, 2.0] == cut.frame["arrival_s"].to_list()
-    assert [None, 1.5] == cut.frame["think_s"].to_list()
+    assert cut.frame["arrival_s"].to_list() == [0.0, 2.0]
+    assert cut.frame["think_s"].to_list() == [None, 1.5]
 
 
 def test_rate_is_the_mean_over_the_window_that_was_cut() -> None:
@@ -100,30 +100,30 @@ def test_lengths_scale_first_and_are_then_clipped_and_counted() -> None:
         max_input=40,
         output_scale=0.25,
     )
-    assert [40, 15] == cut.frame["input_tokens"].to_list()
-    assert [1, 2] == cut.frame["output_tokens"].to_list()
+    assert cut.frame["input_tokens"].to_list() == [40, 15]
+    assert cut.frame["output_tokens"].to_list() == [1, 2]
     assert "input_tokens clipped to 40: 1 of 2 requests" in cut.history
 
 
 def test_a_clipped_prompt_keeps_only_the_blocks_that_are_still_whole() -> None:
-    """Of 40 tokens in blocks of 16, a clip to 20 leaves one whole block; an unclipped prompt keeps its short last."""
+    """40 tokens in blocks of 16 clipped to 20 keep one block; an unclipped prompt keeps its short last."""
     made = trace_of([0.0, 1.0], inputs=[40, 18], hash_ids=[[1, 2, 3], [1, 9]], block_size=16)
     cut = select(made, max_input=20)
-    assert [[1], [1, 9]] == cut.frame["hash_ids"].to_list()
-    assert 16 == cut.block_size
+    assert cut.frame["hash_ids"].to_list() == [[1], [1, 9]]
+    assert cut.block_size == 16
 
 
 def test_scaled_inputs_scale_the_block_size_alike() -> None:
     """Halving 64 tokens in 4 blocks of 16 gives 32 tokens in 4 blocks of 8: the shared share stays."""
     cut = select(trace_of([0.0], inputs=[64], hash_ids=[[1, 2, 3, 4]], block_size=16), input_scale=0.5)
-    assert [[1, 2, 3, 4]] == cut.frame["hash_ids"].to_list()
-    assert 8 == cut.block_size
+    assert cut.frame["hash_ids"].to_list() == [[1, 2, 3, 4]]
+    assert cut.block_size == 8
 
 
 def test_the_first_rule_that_covers_a_prompt_names_its_class() -> None:
     """10 tokens are chat, 11 are a document."""
     cut = select(trace_of([0.0, 1.0], inputs=[10, 11]), classes=[("chat", 10), ("document", None)])
-    assert ["chat", "document"] == cut.frame["slo_class"].to_list()
+    assert cut.frame["slo_class"].to_list() == ["chat", "document"]
 
 
 def test_a_prompt_that_no_rule_covers_is_an_error() -> None:
@@ -140,7 +140,7 @@ def test_spread_moves_tick_arrivals_apart_and_is_seeded() -> None:
     )
     assert first == again
     assert first != other
-    assert 20 == len(set(first))
+    assert len(set(first)) == 20
     assert sorted(first) == first
     assert first[-1] < 6.0
 

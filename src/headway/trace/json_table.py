@@ -20,12 +20,17 @@ KINDS: dict[str, tuple[str, pl.DataType]] = {
 }
 
 
-def objects(source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) of every line; a line that is no JSON object is an `InputError`."""
+def objects(source: Source, *, may_be_cut: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, object) of every line; a line that is no JSON object is an `InputError`.
+
+    `may_be_cut` skips a last line without an end of line that is no JSON: its writer was killed.
+    """
     for number, text in source.lines():
         try:
             value = json.loads(text)
         except ValueError as error:
+            if may_be_cut and not text.endswith("\n"):
+                return
             raise InputError(f"{source.path}:{number}: not valid JSON ({error})") from None
         if not isinstance(value, dict):
             raise InputError.at(source.path, number, None, value, "a JSON object")
@@ -39,14 +44,16 @@ def read_jsonl(
     *,
     skip_first: bool = False,
     ignore_unknown: bool = False,
+    may_be_cut: bool = False,
 ) -> pl.DataFrame:
     """Return the keys as columns (key -> kind of `KINDS`), with line numbers in column `line`.
 
-    Optional keys may be absent or null. An unknown key is an error unless `ignore_unknown`.
+    Optional keys may be absent or null. An unknown key is an error unless `ignore_unknown`. `may_be_cut` is
+    that of `objects`.
     """
     known = {**required, **optional}
     columns: dict[str, list[Any]] = {name: [] for name in ("line", *known)}
-    for count, (number, row) in enumerate(objects(source)):
+    for count, (number, row) in enumerate(objects(source, may_be_cut=may_be_cut)):
         if skip_first and count == 0:
             continue
         if not ignore_unknown and (unknown := row.keys() - known.keys()):

@@ -2,6 +2,10 @@
 
 An optional first line is the header: `{"headway_trace": 1, "block_size": 16, "history": ["..."]}`. It is
 needed when rows carry `hash_ids`. Keys that are null may be left out; a key that is not a column is an error.
+
+`"recorded": true` in the header marks a live recording (`headway.trace.recorder`): rows lie in the order of
+completion, rows with `dropped` count requests without lengths, and a last line without its end was cut short
+by a kill.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from headway.errors import InputError
 from headway.trace.assemble import Rows
 from headway.trace.json_table import read_jsonl
@@ -17,9 +23,10 @@ from headway.trace.record import SCHEMA, Trace
 from headway.trace.source import Source
 
 VERSION = 1
+CUT_LINE = "line cut short by a kill"
 REQUIRED = {"arrival_s": "float", "input_tokens": "int", "output_tokens": "int"}
 OPTIONAL = {"slo_class": "str", "session_id": "str", "turn": "int", "think_s": "float", "hash_ids": "ids"}
-_HEADER_KEYS = {"headway_trace", "block_size", "history"}
+_HEADER_KEYS = {"headway_trace", "block_size", "history", "recorded"}
 
 
 def fits(source: Source) -> bool:
@@ -34,7 +41,11 @@ def read(source: Source) -> Rows:
     header = first if "headway_trace" in first else {}
     if header:
         _check_header(source, header)
-    frame = read_jsonl(source, REQUIRED, OPTIONAL, skip_first=bool(header))
+    dropped: dict[str, int] = {}
+    if header.get("recorded"):
+        frame, dropped = _recorded(source)
+    else:
+        frame = read_jsonl(source, REQUIRED, OPTIONAL, skip_first=bool(header))
     block_size = header.get("block_size")
     with_ids = frame["hash_ids"].is_not_null()
     if with_ids.any() and block_size is None:
@@ -52,7 +63,31 @@ def read(source: Source) -> Rows:
                 source.path, int(frame["line"][index]), "hash_ids", f"{len(frame['hash_ids'][index])} ids",
                 f"at most one id for each {block_size} of {tokens[index]} input tokens",
             )  # fmt: skip
-    return Rows(frame=frame, block_size=block_size, notes=tuple(header.get("history", ())))
+    return Rows(
+        frame=frame,
+        block_size=block_size,
+        dropped=dropped,
+        unsorted=bool(header.get("recorded")),
+        notes=tuple(header.get("history", ())),
+    )
+
+
+def _recorded(source: Source) -> tuple[pl.DataFrame, dict[str, int]]:
+    """Return the rows of a live recording, and the requests without lengths by reason."""
+    lengths = ("input_tokens", "output_tokens")
+    required = {"arrival_s": REQUIRED["arrival_s"]}
+    optional = {**{name: REQUIRED[name] for name in lengths}, **OPTIONAL, "dropped": "str"}
+    table = read_jsonl(source, required, optional, skip_first=True, may_be_cut=True)
+    reasons = table["dropped"].drop_nulls().value_counts().sort("dropped")
+    dropped = dict(zip(reasons["dropped"].to_list(), reasons["count"].to_list(), strict=True))
+    if table.height < sum(1 for _ in source.lines()) - 1:
+        dropped[CUT_LINE] = 1
+    frame = table.filter(pl.col("dropped").is_null()).drop("dropped")
+    for name in lengths:
+        if (bad := frame[name].is_null()).any():
+            line = int(frame["line"][int(bad.arg_max() or 0)])
+            raise InputError.at(source.path, line, name, None, "a whole number")
+    return frame, dropped
 
 
 def write(trace: Trace, path: str | Path) -> None:
@@ -79,6 +114,8 @@ def _check_header(source: Source, header: dict[str, Any]) -> None:
     size = header.get("block_size")
     if size is not None and (type(size) is not int or size < 1):
         raise InputError.at(source.path, 1, "block_size", size, "a whole number of tokens, 1 or more")
+    if type(header.get("recorded", False)) is not bool:
+        raise InputError.at(source.path, 1, "recorded", header["recorded"], "true or false")
     history = header.get("history", [])
     if not isinstance(history, list) or not all(isinstance(item, str) for item in history):
         raise InputError.at(source.path, 1, "history", history, "a list of strings")
