@@ -1,0 +1,78 @@
+"""Step recorder: what was in each engine step and how long it took.
+
+Steps are issued and completed in order. With asynchronous scheduling one is issued while the previous runs, so a
+step's time counts from the later of its own issue and the end of the step before; on a busy engine that includes
+the engine's own overhead between steps, which requests wait for as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from headway.core import Step
+
+
+class _Flight(NamedTuple):
+    issued_s: float
+    q: int
+    n: int
+    K: int
+    X: float
+    ids: tuple[str, ...]
+
+
+class StepRecorder:
+    """Pairs issued and completed steps; optionally writes one JSON line a step.
+
+    Args:
+        log: file to append to (`t_s, q, n, K, X, seconds` a line); None keeps no log.
+    """
+
+    def __init__(self, log: str | Path | None = None) -> None:
+        self._flights: deque[_Flight] = deque()
+        self._ended_s: float | None = None  # end of the last step, None after the engine ran idle
+        self._log: TextIO | None = open(log, "a", encoding="utf-8") if log else None  # noqa: SIM115
+
+    def issued(self, now_s: float, *, q: int, n: int, K: int, X: float, ids: tuple[str, ...]) -> None:
+        """A step was handed to the workers."""
+        self._flights.append(_Flight(now_s, q, n, K, X, ids))
+
+    def completed(self, now_s: float, *, idle: bool) -> tuple[Step, tuple[str, ...]] | None:
+        """The oldest step in flight ended; return it with the ids that took part, None when none was in flight."""
+        if not self._flights:
+            return None
+        flight = self._flights.popleft()
+        start = flight.issued_s if self._ended_s is None else self._ended_s
+        # Without an earlier step in flight the wait before the issue belongs to the engine, not to idleness.
+        self._ended_s = None if idle else now_s
+        step = Step(q=flight.q, n=flight.n, K=flight.K, X=flight.X, seconds=max(now_s - start, 1e-6))
+        if self._log is not None and (step.q or step.n):
+            row = {"t_s": round(now_s, 6), "q": step.q, "n": step.n, "K": step.K, "X": step.X}
+            self._log.write(json.dumps({**row, "seconds": round(step.seconds, 6)}) + "\n")
+            if self._ended_s is None:
+                self._log.flush()
+        return step, flight.ids
+
+    def residual_s(self, now_s: float, predicted_s: float) -> float:
+        """Return what the newest step in flight still needs when it is predicted to take `predicted_s`."""
+        if not self._flights:
+            return 0.0
+        start = max(self._flights[-1].issued_s, self._ended_s or 0.0)
+        return max(0.0, start + predicted_s - now_s)
+
+    @property
+    def in_flight(self) -> Step | None:
+        """The newest step in flight, its time unknown (0)."""
+        if not self._flights:
+            return None
+        f = self._flights[-1]
+        return Step(q=f.q, n=f.n, K=f.K, X=f.X, seconds=0.0)
+
+    def close(self) -> None:
+        """Close the log."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None

@@ -1,0 +1,53 @@
+"""Receives the engine's messages in the API process.
+
+vLLM hands every engine output to `OutputProcessor.process_outputs`. `install` wraps that method: outputs with the
+reserved id are taken out and their messages delivered before vLLM sees the tokens and ends of the same batch. So a
+verdict is always known when the first byte of its response appears.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from headway.engine.vllm.messages import CARRIER_ID
+
+logger = logging.getLogger("headway")
+
+Deliver = Callable[[dict[str, Any]], None]
+
+_receivers: list[Deliver] = []
+
+
+def install(receiver: Deliver) -> None:
+    """Deliver every message to `receiver` from now on; the wrapping happens once a process."""
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    _receivers.append(receiver)
+    original = OutputProcessor.process_outputs
+    if getattr(original, "_headway", False):
+        return
+
+    @functools.wraps(original)
+    def process_outputs(self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+        if any(out.request_id == CARRIER_ID for out in engine_core_outputs):
+            carriers = [out for out in engine_core_outputs if out.request_id == CARRIER_ID]
+            engine_core_outputs = [out for out in engine_core_outputs if out.request_id != CARRIER_ID]
+            for carrier in carriers:
+                deliver((carrier.kv_transfer_params or {}).get("messages", ()))
+        return original(self, engine_core_outputs, *args, **kwargs)
+
+    process_outputs._headway = True  # type: ignore[attr-defined]
+    OutputProcessor.process_outputs = process_outputs
+
+
+def deliver(messages: Any) -> None:
+    """Hand messages to the receivers; one that raises must not stop vLLM's output loop."""
+    for message in messages:
+        for receiver in _receivers:
+            try:
+                receiver(message)
+            except Exception:
+                logger.exception("headway: a message could not be handled: %r", message)

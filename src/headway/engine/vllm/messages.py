@@ -1,0 +1,68 @@
+"""How the HTTP side and the scheduler talk: through vLLM's own request and output structures.
+
+To the engine: the request's `vllm_xargs["headway"]` holds a `RequestTag` as JSON. Only the middleware may write it;
+what a client sends under that name is dropped.
+
+From the engine: one extra `EngineCoreOutput` with the reserved request id `CARRIER_ID`, whose `kv_transfer_params`
+hold the messages of a `Report`. It travels in order with the tokens, over whatever transport vLLM uses, so a verdict
+is known before the first output of its request. vLLM ignores outputs of unknown requests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+from headway.config import Config, load
+from headway.engine.base import RequestTag
+
+#: Key in `vllm_xargs`, reserved for the middleware.
+XARG = "headway"
+
+#: Request id of the output that carries messages.
+CARRIER_ID = "headway:messages"
+
+#: Environment variables that `headway serve` sets for vLLM's processes.
+ENV_CONFIG = "HEADWAY_CONFIG"
+ENV_POLICY = "HEADWAY_POLICY"
+ENV_ADMISSION = "HEADWAY_ADMISSION"
+ENV_STEP_LOG = "HEADWAY_STEP_LOG"
+ENV_EVENT_LOG = "HEADWAY_EVENT_LOG"
+ENV_PROFILE = "HEADWAY_PROFILE"
+
+
+def encode_tag(tag: RequestTag) -> str:
+    """Return the tag as compact JSON without empty fields."""
+    fields = {k: v for k, v in dataclasses.asdict(tag).items() if v is not None}
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def decode_tag(text: object) -> RequestTag | None:
+    """Return the tag in `text`, None when it is not one (a request that did not pass the middleware)."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return RequestTag(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def config_from_environment() -> Config:
+    """Return the configuration that `headway serve` handed to this process.
+
+    Raises:
+        InputError: the file or a name in the environment is wrong.
+    """
+    path = os.environ.get(ENV_CONFIG)
+    config = load(path) if path else Config()
+    update = {
+        key: os.environ[name]
+        for key, name in (("policy", ENV_POLICY), ("admission", ENV_ADMISSION))
+        if os.environ.get(name)
+    }
+    # Parameters of the file belong to the file's choice, not to one that overrides it.
+    for key in update:
+        if update[key] != getattr(config, key):
+            update[f"{key}_parameters"] = {}  # type: ignore[assignment]
+    return config.model_copy(update=update)

@@ -1,0 +1,244 @@
+"""The HTTP side: `--middleware headway.engine.vllm.middleware.SloMiddleware`.
+
+On the way in it checks the SLO headers and hands them to the scheduler inside the request. On the way out it holds
+the start of the response until the first body byte, because by then the scheduler's verdict is known: a refusal
+decided inside the engine becomes a clean 429 before any byte of a stream, an accepted request gets its bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from headway.engine.base import RequestTag
+from headway.engine.vllm import headers as slo_headers
+from headway.engine.vllm import inbox, refusal
+from headway.engine.vllm.messages import ENV_EVENT_LOG, XARG, config_from_environment, encode_tag
+from headway.engine.vllm.metrics import Metrics
+
+logger = logging.getLogger("headway")
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+
+#: Endpoints whose requests carry SLOs.
+PATHS = ("/v1/completions", "/v1/chat/completions")
+
+#: Bodies above this size are parsed off the event loop, so that one long prompt does not stall every stream.
+LOOP_BYTES = 65_536
+
+_TOO_LONG = ("maximum context length", "maximum model length", "max_model_len")
+
+
+class SloMiddleware:
+    """ASGI middleware between vLLM's server and its routes."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self.app = app
+        self.config = config_from_environment()
+        self.metrics = Metrics()
+        self.events = EventLog(os.environ.get(ENV_EVENT_LOG))
+        self._open: dict[str, _Exchange] = {}
+        inbox.install(self.deliver)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(PATHS):
+            await self.app(scope, receive, send)
+            return
+        arrived = time.time()
+        try:
+            slo = slo_headers.parse(scope["headers"], self.config.classes)
+        except slo_headers.HeaderError as error:
+            body = refusal.error_body(str(error), code="bad_slo_header", status=400, param=error.header)
+            await _answer(send, 400, [], body)
+            return
+        body, gone = await _read_body(receive)
+        if gone is not None:
+            return
+        tag = RequestTag(group=uuid.uuid4().hex, arrival_unix_s=arrived, **slo)  # type: ignore[arg-type]
+        if len(body) > LOOP_BYTES:
+            body = await asyncio.to_thread(tag_body, body, tag)
+        else:
+            body = tag_body(body, tag)
+        exchange = _Exchange(send)
+        self._open[tag.group] = exchange
+        try:
+            await self.app(_with_length(scope, len(body)), _replay(body, receive), exchange.send)
+        finally:
+            self._open.pop(tag.group, None)
+
+    def deliver(self, message: dict[str, Any]) -> None:
+        """Take one message of the engine (called from vLLM's output loop, in this process)."""
+        self.metrics.record(message, time.monotonic())
+        kind = message["kind"]
+        if kind in ("refused", "accepted", "first_token"):
+            exchange = self._open.get(message["group"])
+            if exchange is not None:
+                exchange.learn(message)
+        if kind == "refused" or kind == "preempted" or (kind == "done" and message["missed"]):
+            self.events.write("miss" if kind == "done" else kind, message)
+
+
+class _Exchange:
+    """One response on its way out: held until the verdict is known."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Event | None = None
+        self._passing = False
+        self._dropping = False
+        self._error: list[bytes] | None = None
+        self._refused: dict[str, Any] | None = None
+        self._headers: refusal.Headers = []
+
+    def learn(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "refused":
+            self._refused = message
+        elif message["kind"] == "accepted" and message["bound_s"] is not None:
+            self._headers.append((b"x-headway-ttft-bound-ms", f"{message['bound_s'] * 1e3:.0f}".encode()))
+        elif message["kind"] == "first_token":
+            self._headers = [h for h in self._headers if h[0] != b"x-headway-queue-ms"]
+            self._headers.append((b"x-headway-queue-ms", f"{message['queue_s'] * 1e3:.0f}".encode()))
+
+    async def send(self, event: Event) -> None:
+        if self._dropping:
+            return
+        if self._passing:
+            await self._send(event)
+            return
+        if event["type"] == "http.response.start":
+            self._start = event
+            if event["status"] == 400:
+                self._error = []
+            return
+        if event["type"] != "http.response.body" or self._start is None:
+            await self._send(event)
+            return
+        if self._refused is not None:
+            self._dropping = True
+            await _answer(self._send, *refusal.answer(self._refused))
+            return
+        if self._error is not None:
+            self._error.append(event.get("body", b""))
+            if not event.get("more_body", False):
+                await self._send_error(b"".join(self._error))
+            return
+        self._passing = True
+        self._start["headers"] = [*self._start.get("headers", ()), *self._headers]
+        await self._send(self._start)
+        await self._send(event)
+
+    async def _send_error(self, body: bytes) -> None:
+        """Give vLLM's own refusal of an over-long prompt the code that all such refusals have."""
+        assert self._start is not None
+        try:
+            parsed = json.loads(body)
+            message = parsed["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            parsed, message = None, ""
+        if parsed is not None and any(words in message for words in _TOO_LONG):
+            parsed["error"]["code"] = "never_fits"
+            body = json.dumps(parsed).encode()
+        kept = [h for h in self._start.get("headers", ()) if h[0].lower() != b"content-length"]
+        self._start["headers"] = [*kept, (b"content-length", str(len(body)).encode())]
+        self._passing = True
+        await self._send(self._start)
+        await self._send({"type": "http.response.body", "body": body})
+
+
+class EventLog:
+    """One JSON line an event, to a file or to standard error."""
+
+    def __init__(self, path: str | None) -> None:
+        self._file = open(path, "a", encoding="utf-8", buffering=1) if path else sys.stderr  # noqa: SIM115
+
+    def write(self, event: str, message: dict[str, Any]) -> None:
+        """Write the event with its numbers; a full disk must not stop serving."""
+        fields = {k: v for k, v in message.items() if v is not None and k != "kind"}
+        line = json.dumps({"event": f"headway_{event}", "unix_s": round(time.time(), 3), **fields})
+        try:
+            print(line, file=self._file, flush=True)
+        except OSError as error:
+            logger.warning("headway: cannot write an event: %s", error)
+
+
+def tag_body(body: bytes, tag: RequestTag) -> bytes:
+    """Return the JSON body with the tag in `vllm_xargs`; what is no JSON object is left for vLLM to refuse."""
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        return body
+    if not isinstance(request, dict):
+        return body
+    xargs = request.get("vllm_xargs")
+    if xargs is not None and not isinstance(xargs, dict):
+        return body
+    explicit = request.get("max_tokens") is not None or request.get("max_completion_tokens") is not None
+    full = RequestTag(
+        group=tag.group,
+        size=_sequences(request),
+        slo_class=tag.slo_class,
+        ttft_ms=tag.ttft_ms,
+        tpot_ms=tag.tpot_ms,
+        tbt_ms=tag.tbt_ms,
+        arrival_unix_s=tag.arrival_unix_s,
+        explicit_max_tokens=explicit,
+    )
+    # Ours last: whatever a client sends under this name is overwritten.
+    request["vllm_xargs"] = {**(xargs or {}), XARG: encode_tag(full)}
+    return json.dumps(request).encode()
+
+
+def _sequences(request: dict[str, Any]) -> int:
+    """Engine requests that vLLM makes of one HTTP request: n for each prompt."""
+    n = request.get("n")
+    n = n if isinstance(n, int) and not isinstance(n, bool) and n > 0 else 1
+    prompt = request.get("prompt")
+    several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list))
+    return n * (len(prompt) if several else 1)
+
+
+async def _read_body(receive: Receive) -> tuple[bytes, Event | None]:
+    parts: list[bytes] = []
+    while True:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            return b"", event
+        parts.append(event.get("body", b""))
+        if not event.get("more_body", False):
+            return b"".join(parts), None
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Give the app the body once, then what the client does (a disconnect while it waits)."""
+    done = False
+
+    async def receive_again() -> Event:
+        nonlocal done
+        if done:
+            return await receive()
+        done = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_again
+
+
+def _with_length(scope: Scope, length: int) -> Scope:
+    kept = [h for h in scope["headers"] if h[0].lower() not in (b"content-length", b"transfer-encoding")]
+    return {**scope, "headers": [*kept, (b"content-length", str(length).encode())]}
+
+
+async def _answer(send: Send, status: int, extra: refusal.Headers, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *extra]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,252 @@
+"""The scheduler that vLLM runs: `--scheduler-cls headway.engine.vllm.scheduler.HeadwayScheduler`.
+
+Extends vLLM's AsyncScheduler (which also serves platforms without asynchronous scheduling) and touches it in five
+places: new requests, the start of a step, the size of a chunk, the outputs of a step, and the end of a request.
+Allocation, state and correctness stay vLLM's. How a plan is applied:
+
+    token_budget   max_num_scheduled_tokens for this step
+    chunks, held   `_reserve_prefill_lookahead`, the last word on a request's tokens in both of vLLM's loops: 0 skips
+                   a running request and ends the scan of the waiting ones
+    starts         moved to the head of the waiting queue, in order
+    victims        moved to the tail of `running`, where vLLM takes its victims
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from headway.core import KvView, Phase, StepPlan
+from headway.engine.base import EngineFacts
+from headway.engine.driver import Driver
+from headway.engine.recorder import StepRecorder
+from headway.engine.vllm import profile, versions
+from headway.engine.vllm.messages import CARRIER_ID, ENV_STEP_LOG, XARG, config_from_environment, decode_tag
+from headway.errors import InputError
+
+#: Seconds between two engine messages for the metrics, and steps between two saves of the learned cost.
+GAUGES_EVERY_S = 0.25
+SAVE_EVERY_STEPS = 500
+
+
+class HeadwayScheduler(AsyncScheduler):
+    """vLLM's scheduler with Headway's decisions."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        versions.check()
+        super().__init__(*args, **kwargs)
+        config = config_from_environment()
+        if self.policy is not SchedulingPolicy.FCFS and config.policy != "fcfs":
+            raise InputError("--scheduling-policy priority: expected fcfs, because Headway's policy orders the queue")
+        self._profile = profile.path_for(self.vllm_config)
+        self._driver = Driver(
+            config,
+            cost=profile.load(self._profile, eps=config.eps),
+            recorder=StepRecorder(os.environ.get(ENV_STEP_LOG)),
+        )
+        self._step_tokens = self.max_num_scheduled_tokens
+        self._plan: StepPlan | None = None
+        self._outbox: dict[int, list[EngineCoreOutput]] = defaultdict(list)  # ends of refused requests, by client
+        self._gauges_at = 0.0
+        self._saved_steps = self._driver.cost.steps
+
+    # New requests
+
+    def add_request(self, request: Request) -> None:
+        """Let vLLM queue the request; unless it is an open session, decide about it at the next step."""
+        known = request.request_id in self.requests
+        super().add_request(request)
+        if known or request.resumable or request.sampling_params is None or request.abort_immediately:
+            return
+        self._driver.arrive(
+            request.request_id,
+            now_s=time.monotonic(),
+            unix_s=time.time(),
+            prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+            tag=decode_tag((request.sampling_params.extra_args or {}).get(XARG)),
+            arrival_unix_s=request.arrival_time,
+            cached_tokens=self._cached_tokens(request),
+            priority=request.priority,
+            client=request.client_index,
+        )
+
+    def _cached_tokens(self, request: Request) -> int:
+        """Prompt tokens that the prefix cache holds now (a lookup without side effects)."""
+        if not self.cache_config.enable_prefix_caching or request.skip_reading_prefix_cache:
+            return 0
+        return int(self.kv_cache_manager.get_computed_blocks(request)[1])
+
+    # A step
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Decide, plan, and let vLLM build the step under that plan."""
+        driver = self._driver
+        plan, refused = driver.begin_step(self._facts())
+        if refused:
+            self._refuse(refused)
+        if plan is not None and not plan.open_chunks:
+            self._plan = plan
+            self._arrange(plan)
+            # Drafts are scheduled with their decode, so they need room beside it.
+            drafts = self.num_spec_tokens * len(driver.ledger.decoding)
+            self.max_num_scheduled_tokens = min(self._step_tokens, plan.token_budget + drafts)
+        try:
+            output = super().schedule(throttle_prefills)
+        finally:
+            self._plan = None
+            self.max_num_scheduled_tokens = self._step_tokens
+        requests = self.requests
+        driver.issued(output.num_scheduled_tokens, lambda i: requests[i].num_computed_tokens, now_s=time.monotonic())
+        return output
+
+    def _facts(self) -> EngineFacts:
+        driver, pool = self._driver, self.kv_cache_manager.block_pool
+        now = time.monotonic()
+        flight = driver.recorder.in_flight
+        residual = 0.0
+        if flight is not None:
+            predicted = driver.cost.mean.seconds(flight.q, flight.n, flight.K, flight.X)
+            residual = driver.recorder.residual_s(now, predicted)
+        return EngineFacts(
+            now_s=now,
+            kv=KvView(
+                block_size=self.block_size,
+                total_blocks=pool.num_gpu_blocks,
+                free_blocks=pool.get_num_free_blocks(),
+            ),
+            max_step_tokens=self._step_tokens,
+            max_running=self.max_num_active_reqs,
+            max_model_len=self.max_model_len,
+            residual_s=residual,
+        )
+
+    def _arrange(self, plan: StepPlan) -> None:
+        """Order the queues as planned; requests that Headway does not know go first, as vLLM has them."""
+        known = self._driver.ledger.requests
+        head = [r for r in self.waiting if r.request_id not in known] if self._strangers() else []
+        head += [self.requests[i] for i in plan.starts or () if self.requests[i].status != RequestStatus.RUNNING]
+        for request in reversed(head):
+            if request in self.waiting:
+                self.waiting.remove_request(request)
+                self.waiting.prepend_request(request)
+        if plan.victims:
+            place = {request_id: i for i, request_id in enumerate(reversed(plan.victims))}
+            stay = [r for r in self.running if r.request_id not in place]
+            go = [r for r in self.running if r.request_id in place]
+            self.running[:] = stay + sorted(go, key=lambda r: place[r.request_id])
+
+    def _strangers(self) -> bool:
+        return len(self._driver.ledger.requests) < len(self.requests)
+
+    def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """Cap the tokens of one request in this step by the plan."""
+        tokens: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        plan = self._plan
+        if plan is None:
+            return tokens
+        state = self._driver.ledger.requests.get(request.request_id)
+        if state is None:
+            return tokens
+        if state.phase is Phase.DECODE:
+            return 0 if request.request_id in plan.held else tokens
+        if state.remaining_tokens == 0 and state.phase is Phase.PREFILL:
+            return tokens  # its last chunk is in flight: this is its first decode
+        return min(tokens, plan.chunks.get(request.request_id, 0))
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        self._driver.preempted(request.request_id)
+
+    # The end of a step and of a request
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Learn from the step, and send verdicts and measurements along with its tokens."""
+        now = time.monotonic()
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
+        tokens: dict[str, int] = {}
+        ended: list[tuple[str, bool]] = []
+        for batch in outputs.values():
+            for out in batch.outputs:
+                if out.new_token_ids:
+                    tokens[out.request_id] = len(out.new_token_ids)
+                if out.finish_reason is not None:
+                    ended.append((out.request_id, not out.new_token_ids))
+        driver = self._driver
+        driver.completed(tokens, now_s=now, idle=not self.requests)
+        for request_id, aborted in ended:
+            driver.finished(request_id, now_s=now, aborted=aborted)
+        self._send(outputs, now)
+        if driver.cost.steps - self._saved_steps >= SAVE_EVERY_STEPS:
+            self._save()
+        return outputs
+
+    def _send(self, outputs: dict[int, EngineCoreOutputs], now: float) -> None:
+        driver = self._driver
+        gauges = None
+        if now - self._gauges_at >= GAUGES_EVERY_S or not self.requests:
+            self._gauges_at = now
+            gauges = driver.gauges()
+        for client, messages in driver.report.take(gauges).items():
+            carrier = EngineCoreOutput(
+                request_id=CARRIER_ID, new_token_ids=[], kv_transfer_params={"messages": messages}
+            )
+            # Before the tokens and ends that the messages are about.
+            self._batch(outputs, client).outputs = [carrier, *self._batch(outputs, client).outputs]
+        for client, ends in self._outbox.items():
+            self._batch(outputs, client).outputs = [*self._batch(outputs, client).outputs, *ends]
+        self._outbox.clear()
+
+    @staticmethod
+    def _batch(outputs: dict[int, EngineCoreOutputs], client: int) -> EngineCoreOutputs:
+        if client not in outputs:
+            outputs[client] = EngineCoreOutputs()
+        return outputs[client]
+
+    def finish_requests(self, request_ids: Any, finished_status: RequestStatus) -> list[Request]:
+        """A client went away, a stop string was seen, or an error ended requests."""
+        ended: list[Request] = super().finish_requests(request_ids, finished_status)
+        now = time.monotonic()
+        for request in ended:
+            # A stop string is found outside the engine and arrives as an abort after tokens came.
+            aborted = request.num_output_tokens == 0 or finished_status == RequestStatus.FINISHED_ERROR
+            self._driver.finished(request.request_id, now_s=now, aborted=aborted)
+        return ended
+
+    def _refuse(self, request_ids: list[str]) -> None:
+        """End refused requests before they cost anything; their 429 is built from the message sent before."""
+        for request in super().finish_requests(request_ids, RequestStatus.FINISHED_ABORTED):
+            self._outbox[request.client_index].append(
+                EngineCoreOutput(
+                    request_id=request.request_id,
+                    new_token_ids=[],
+                    finish_reason=request.get_finished_reason(),
+                    events=request.take_events(),
+                )
+            )
+
+    def has_requests(self) -> bool:
+        """Keep the engine stepping until refusals and measurements are sent."""
+        return bool(self._outbox) or bool(self._driver.report) or super().has_requests()
+
+    def shutdown(self) -> None:
+        """Keep what was learned."""
+        self._save()
+        self._driver.recorder.close()
+        super().shutdown()
+
+    def _save(self) -> None:
+        if self._driver.cost.ready and self._driver.cost.steps > self._saved_steps:
+            profile.save(self._profile, self._driver.cost)
+            self._saved_steps = self._driver.cost.steps
