@@ -46,11 +46,14 @@ class Headway:
         base = cost.g + cost.b * decodes + cost.k * ledger.context_tokens
         room = self._room(view, base)
         floor = cost.work_s(self.min_chunk, 0)
-        if room < floor and decodes:
+        least = 0  # tokens that the first prefill gets whatever they cost
+        if not decodes:
+            least = self.min_chunk  # nothing else would make the step worth its while
+        elif room < floor:
             if base * view.cost.factor < ledger.pace_s and not self._starved(view, room, base):
                 room = 0.0 if room <= 0 or head[0].remaining_tokens > self.min_chunk else room
             else:
-                room = floor
+                room, least = floor, self.min_chunk
         chunks: dict[str, int] = {}
         starts: list[str] = []
         left = view.max_step_tokens - decodes
@@ -58,14 +61,15 @@ class Headway:
         for request in self._order(view, head, max(room, floor)):
             context = request.computed_tokens
             whole = request.target_tokens - context
-            tokens = min(cost.tokens_within(room, context), whole, left)
-            if tokens < whole and tokens < self.min_chunk:
+            tokens = min(max(cost.tokens_within(room, context), least), whole, left)
+            if tokens <= 0 or (tokens < whole and tokens < min(self.min_chunk, left)):
                 break
             if request.phase is Phase.WAITING:
                 if slots <= 0:
                     continue
                 slots -= 1
                 starts.append(request.id)
+            least = 0
             chunks[request.id] = tokens
             left -= tokens
             room -= cost.work_s(tokens, context)
