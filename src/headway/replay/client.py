@@ -55,10 +55,9 @@ def replay(
     `text` (real tokens where the served model's tokenizer is at hand, `tokenizer` names its file) or `tokens`
     (random ids); `send_slo_headers` tells the server each request's class and targets; `closed_loop` sends
     later turns of a session after the previous one; `max_in_flight` caps the client (latency still counts from
-    the schedule);
-    `timeout_s` from the send of a request; `grace_s` after the last due time, then what is open is cut off;
-    `endpoint` `completions` or `chat`; `api_key`; `extra_body` more fields for every request; `label` a name for
-    tables. SIGINT ends the run early; what finished is kept and `meta["state"]` is `interrupted`.
+    the schedule); `timeout_s` from the send of a request; `grace_s` after the last due time, then what is open
+    is cut off; `endpoint` `completions` or `chat`; `api_key`; `extra_body` more fields for every request; `label`
+    a name for tables. SIGINT ends the run early; what finished is kept and `meta["state"]` is `interrupted`.
 
     Raises `InputError` for bad arguments and `EngineError` when the server does not answer.
     """
@@ -161,10 +160,11 @@ class _Replay:
         gc.freeze()
         cpu = time.process_time()
         self.zero = time.perf_counter() + _LEAD_S
-        lag.start()
-        self._report()
-        self._arm()
+        meta["clock"]["zero_s"] = self.zero  # of the scheduled time 0, on the clock named beside it
         try:
+            lag.start()
+            self._report()
+            self._arm()
             if not self.interrupted:
                 await asyncio.shield(self.done)
         except asyncio.CancelledError:

@@ -44,6 +44,16 @@ class Script:
     usage: str = "every"  # running usage in every chunk, only in the `last`, or `none`
     prefix_chunks: int = 0  # role-only or empty deltas sent at once
 
+    def arguments(self) -> list[str]:
+        """Return the command-line arguments that give this script."""
+        words = [f"--ttft-ms={self.ttft_s * 1e3:.10g}", f"--tpot-ms={self.tpot_s * 1e3:.10g}"]
+        words += [
+            f"--per-chunk={self.per_chunk}",
+            f"--usage={self.usage}",
+            f"--prefix-chunks={self.prefix_chunks}",
+        ]
+        return words + ([f"--slots={self.slots}"] if self.slots is not None else [])
+
 
 class _Answer:
     """One request being answered."""
