@@ -72,7 +72,14 @@ class Headway:
             least = 0
             chunks[request.id] = tokens
             left -= tokens
-            room -= cost.work_s(tokens, context)
+            work = cost.work_s(tokens, context)
+            base += work
+            room -= work
+            if tokens == whole and request.has_target:
+                # Its first token leaves with the step: later prompts must not fill the step past its deadline.
+                spare = (request.due_s - view.now_s - view.residual_s) / view.cost.factor - base
+                if 0 <= spare < room:
+                    room = spare
         return StepPlan(
             token_budget=max(1, decodes + sum(chunks.values())),
             chunks=chunks,
