@@ -29,6 +29,7 @@ class Ledger:
         context_tokens: K, the context tokens that a step with all decodes reads.
         reserved_tokens: sum of prompt + max output over everything accepted.
         paces: decode pace (seconds a token) -> accepted requests that have it.
+        prefilling: how many of `pending` have been started and hold a slot of the engine.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class Ledger:
         "decoding",
         "paces",
         "pending",
+        "prefilling",
         "requests",
         "reserved_tokens",
         "undecided",
@@ -52,6 +54,7 @@ class Ledger:
         self.context_tokens = 0
         self.reserved_tokens = 0
         self.paces: dict[float, int] = {}
+        self.prefilling = 0
         # Columns beside `pending`, so that admission can work on arrays without touching 1,000 objects.
         self._keys: list[tuple[float, int]] = []
         self._remaining: list[int] = []
@@ -84,9 +87,11 @@ class Ledger:
     def schedule(self, request_id: str, tokens: int) -> None:
         """A step that computes `tokens` more prompt tokens of a pending request was issued."""
         request = self.requests[request_id]
-        request.phase = Phase.PREFILL
-        request.computed_tokens = min(request.target_tokens, request.computed_tokens + tokens)
         at = self._index(request)
+        if request.phase is Phase.WAITING:
+            request.phase = Phase.PREFILL
+            self.prefilling += 1
+        request.computed_tokens = min(request.target_tokens, request.computed_tokens + tokens)
         self._remaining[at] = request.target_tokens - request.computed_tokens
         self._context[at] = request.computed_tokens
 
@@ -172,6 +177,7 @@ class Ledger:
         assert self._remaining == [r.remaining_tokens for r in self.pending]
         assert self._context == [r.computed_tokens for r in self.pending]
         assert all(r.phase in (Phase.WAITING, Phase.PREFILL) for r in self.pending)
+        assert self.prefilling == sum(r.phase is Phase.PREFILL for r in self.pending)
         assert all(r.phase is Phase.DECODE for r in self.decoding.values())
         assert all(r.phase is Phase.UNDECIDED for r in self.undecided.values())
         assert self.requests.keys() == ({r.id for r in self.pending} | self.decoding.keys() | self.undecided.keys())
@@ -201,4 +207,5 @@ class Ledger:
 
     def _remove(self, request: RequestState) -> None:
         at = self._index(request)
+        self.prefilling -= request.phase is Phase.PREFILL
         del self.pending[at], self._keys[at], self._remaining[at], self._context[at]

@@ -12,18 +12,20 @@ def fill(view: EngineView, order: Iterable[RequestState]) -> StepPlan:
     ledger = view.ledger
     decodes = len(ledger.decoding) + sum(1 for r in ledger.pending if r.remaining_tokens == 0)
     left = view.max_step_tokens - decodes
-    slots = view.max_running - len(ledger.decoding)
+    slots = view.max_running - len(ledger.decoding) - ledger.prefilling
     chunks: dict[str, int] = {}
     starts: list[str] = []
     for request in order:
-        if left <= 0 or slots <= 0:
+        if left <= 0:
             break
-        slots -= 1
         tokens = min(left, request.remaining_tokens)
         if tokens <= 0:
             continue
+        if request.phase is Phase.WAITING:
+            if slots <= 0:
+                continue  # no slot to start it in; those that run already go on
+            slots -= 1
+            starts.append(request.id)
         chunks[request.id] = tokens
         left -= tokens
-        if request.phase is Phase.WAITING:
-            starts.append(request.id)
     return StepPlan(token_budget=max(1, view.max_step_tokens - max(left, 0)), chunks=chunks, starts=tuple(starts))

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain, islice
 
 from headway.core import EngineView, Phase, RequestState, StepPlan
 
@@ -24,7 +25,8 @@ class Headway:
 
     Args:
         min_chunk: smallest chunk worth a step's fixed cost, tokens (a prompt's last chunk may be smaller).
-        window: how many pending prefills, in deadline order, a step looks at.
+        window: how many pending prefills, in deadline order, a step weighs against each other; later ones only fill
+            what these leave.
         jump: let shorter prompts go ahead where no deadline is lost.
     """
 
@@ -57,10 +59,12 @@ class Headway:
         chunks: dict[str, int] = {}
         starts: list[str] = []
         left = view.max_step_tokens - decodes
-        slots = view.max_running - decodes - sum(1 for r in head if r.phase is Phase.PREFILL)
-        for request in self._order(view, head, max(room, floor)):
+        slots = view.max_running - len(ledger.decoding) - ledger.prefilling
+        for request in chain(self._order(view, head, max(room, floor)), islice(ledger.pending, self.window, None)):
             context = request.computed_tokens
             whole = request.target_tokens - context
+            if whole <= 0:
+                continue  # beyond the window: its last chunk is in flight
             tokens = min(max(cost.tokens_within(room, context), least), whole, left)
             if tokens <= 0 or (tokens < whole and tokens < min(self.min_chunk, left)):
                 break
