@@ -88,17 +88,20 @@ class Ledger:
         """A step that computes `tokens` more prompt tokens of a pending request was issued."""
         request = self.requests[request_id]
         at = self._index(request)
-        if request.phase is Phase.WAITING:
-            request.phase = Phase.PREFILL
-            self.prefilling += 1
+        self._start(request)
         request.computed_tokens = min(request.target_tokens, request.computed_tokens + tokens)
         self._remaining[at] = request.target_tokens - request.computed_tokens
         self._context[at] = request.computed_tokens
 
-    def set_computed(self, request_id: str, computed_tokens: int) -> None:
-        """The engine knows better how many prompt tokens are computed (prefix-cache hit, failed load)."""
+    def set_computed(self, request_id: str, computed_tokens: int, *, started: bool = False) -> None:
+        """The engine knows better how many prompt tokens are computed (prefix-cache hit, failed load).
+
+        `started`: a step that works on it was issued, as after `schedule`.
+        """
         request = self.requests[request_id]
         at = self._index(request)
+        if started:
+            self._start(request)
         request.computed_tokens = min(computed_tokens, request.target_tokens)
         self._remaining[at] = request.target_tokens - request.computed_tokens
         self._context[at] = request.computed_tokens
@@ -190,6 +193,11 @@ class Ledger:
     def _decoded_since(request: RequestState) -> int:
         """Output tokens since the last (re)computation of the prompt."""
         return request.prompt_tokens + request.output_tokens - request.target_tokens
+
+    def _start(self, request: RequestState) -> None:
+        if request.phase is Phase.WAITING:
+            request.phase = Phase.PREFILL
+            self.prefilling += 1
 
     def _index(self, request: RequestState) -> int:
         at = bisect.bisect_left(self._keys, (request.due_s, request.seq))

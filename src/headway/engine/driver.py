@@ -193,8 +193,7 @@ class Driver:
             before = after - count
             q += count
             pairs += count * (before + count / 2)
-            state.phase = Phase.PREFILL
-            ledger.set_computed(request_id, after)
+            ledger.set_computed(request_id, after, started=True)
         self.recorder.issued(now_s, q=q, n=n, K=context, X=pairs, ids=tuple(tokens))
 
     def completed(self, new_tokens: Mapping[str, int], *, now_s: float, idle: bool) -> None:
