@@ -49,6 +49,7 @@ _NO_MEMORY = (
     "Cannot allocate memory",
     "No space left on device",  # shared memory between vLLM's processes
 )
+_POINTERS = ("See root cause above", "please check the stack trace above")
 _PORT_TAKEN = ("Address already in use", "address already in use")
 
 
@@ -79,13 +80,16 @@ def diagnose(output: str, code: int, command: Command) -> HeadwayError:
             f"vLLM was killed while it served {command.model}; when the system did that, memory ran out "
             "(see `dmesg`)"
         )
+    if cause:
+        return EngineError(f"vLLM ended with exit code {code}: {_shorten(cause)}")
     last = "\n".join(f"  {line}" for line in output.splitlines()[-LAST_LINES:])
-    why = f": {_shorten(cause)}" if cause else ""
-    return EngineError(f"vLLM ended with exit code {code}{why}\nIts last lines:\n{last}")
+    return EngineError(f"vLLM ended with exit code {code}; its last lines:\n{last}")
 
 
 def _cause(lines: list[str]) -> str | None:
-    return _first(_PYDANTIC, lines) or _first(_EXCEPTION, lines)
+    """Return the first exception that says something, without the ones that only point at another."""
+    telling = [line for line in lines if not any(phrase in line for phrase in _POINTERS)]
+    return _first(_PYDANTIC, telling) or _first(_EXCEPTION, telling)
 
 
 def _first(pattern: re.Pattern[str], lines: list[str]) -> str | None:

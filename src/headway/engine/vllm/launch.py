@@ -69,8 +69,8 @@ def command(
     `environ` (default: this process's) is what the child inherits. `cpu` (default: by the installed vLLM)
     chooses the CPU defaults.
 
-    Raises InputError when `extra` contradicts what Headway sets, EngineError when the embedded model cannot
-    be prepared.
+    Raises InputError when `extra` contradicts what Headway sets, EngineError when the model's folder does not
+    exist or the embedded model cannot be prepared.
     """
     given = option_names(extra)
     _refuse_contradictions(given, model=model, stock=stock, config=config, policy=policy, admission=admission)
@@ -89,6 +89,7 @@ def command(
         served = SERVED_NAME
     else:
         source = None if model is None else str(model)
+        _check_folder(source or str(named))
         served = named if source is None and named is not None else str(source)
     served = _value(extra, "--served-model-name") or served
     if versions.is_cpu() if cpu is None else cpu:
@@ -147,6 +148,12 @@ def _refuse_contradictions(
         raise InputError("a vLLM --config file does not choose the model here: name it before the options")
     if model is not None and "--model" in given:
         raise InputError(f"--model contradicts the model {model} named before it")
+
+
+def _check_folder(model: str) -> None:
+    """Raise EngineError when `model` is written as a path and nothing is there (vLLM would ask a hub for it)."""
+    if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().exists():
+        raise EngineError(f"model not found: the folder {model} does not exist")
 
 
 #: Short and second spellings of vLLM options that matter here.

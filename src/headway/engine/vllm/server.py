@@ -23,7 +23,7 @@ from headway.engine.vllm.launch import Command, check_port
 from headway.errors import EngineError
 
 #: Lines of output kept to explain an early death.
-TAIL_LINES = 400
+TAIL_LINES = 2000
 
 Progress = Callable[[float, str], None]
 
@@ -137,7 +137,7 @@ class Server:
         try:
             with self.log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - 256 * lines - 65536))
+                file.seek(max(0, size - 512 * lines))
                 return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
         except OSError:
             return ""
