@@ -98,6 +98,7 @@ class ResponseTime:
         finish = start + self._finish(view, pace, reserved, with_it, horizon)
         bound = float(finish[at])
         late = bound - request.due_s
+        detail = None
         if at < len(keys) and late <= 0:
             # Behind it in deadline order: only promises that hold without it can be broken by it.
             promised = np.array([r.promised for r in ledger.pending[at:]], dtype=bool)
@@ -105,10 +106,13 @@ class ResponseTime:
             broken = promised & (held <= dues) & (finish[at + 1 :] > dues)
             if broken.any():
                 late = float(np.max(np.where(broken, finish[at + 1 :] - dues, 0.0)))
+                detail = "it would break a promise already made to another request"
         if late > 0:
-            return Reject(reason=Reason.TTFT, bound_s=bound, retry_after_s=late if math.isfinite(late) else None)
+            retry = late if math.isfinite(late) else None
+            return Reject(reason=Reason.TTFT, detail=detail, bound_s=bound, retry_after_s=retry)
         if self._crowds_out(view, request, own, before + own, pace, reserved):
-            denied = Reject(reason=Reason.TTFT, bound_s=bound)
+            detail = "demand exceeds capacity and requests of less work for the same value take what there is"
+            denied = Reject(reason=Reason.TTFT, detail=detail, bound_s=bound)
             until = min(request.arrival_s + self.hesitate * (request.due_s - request.arrival_s), request.due_s - alone)
             return Defer(until_s=until, otherwise=denied) if view.now_s < until else denied
         return Accept(bound_s=bound)

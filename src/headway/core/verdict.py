@@ -34,10 +34,12 @@ class Reject:
     """The request is refused now.
 
     `bound_s` is the first-token time that could have been promised, `retry_after_s` the wait after which the same
-    request would be expected to pass, each None when unknown.
+    request would be expected to pass, each None when unknown. `detail` says in words what a bound that lies within
+    the target does not.
     """
 
     reason: Reason
+    detail: str | None = None
     bound_s: float | None = None
     retry_after_s: float | None = None
 

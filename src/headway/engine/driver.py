@@ -231,13 +231,13 @@ class Driver:
         """Return the present state of the queues and of the cost model for the metrics."""
         ledger, cost = self.ledger, self.cost
         exceeded, judged = cost.exceeded()
-        _, remaining, _ = ledger.columns()
+        _, remaining, _, _ = ledger.columns()
         mean = cost.mean
         return {
             "decoding": len(ledger.decoding),
             "pending": len(ledger.pending),
             "undecided": len(ledger.undecided),
-            "pending_tokens": sum(remaining),
+            "pending_tokens": float(remaining.sum()),
             "exceeded": exceeded,
             "judged": judged,
             "eps": cost.eps,
@@ -280,6 +280,8 @@ class Driver:
         asked += [i for i in list(self._deferred)[:RETRIES_PER_STEP] if i not in asked]
         asked += [i for i in self.ledger.undecided if i not in self._deferred]
         for request_id in asked:
+            if request_id not in self.ledger.undecided:
+                continue  # decided with its group
             tracked = self._tracked[request_id]
             group = self._groups.get(tracked.group)
             if group is not None:
@@ -330,6 +332,7 @@ class Driver:
             reason=verdict.reason,
             slo=tracked.slo,
             prompt_tokens=state.prompt_tokens,
+            detail=verdict.detail,
             bound_s=None if verdict.bound_s is None else verdict.bound_s + front - arrival,
             retry_after_s=verdict.retry_after_s,
         )
@@ -373,6 +376,7 @@ class Driver:
                 reason=reject.reason,
                 slo=tracked.slo,
                 prompt_tokens=states[0].prompt_tokens,
+                detail=reject.detail,
                 bound_s=None,
                 retry_after_s=reject.retry_after_s,
             )

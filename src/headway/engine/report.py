@@ -55,6 +55,7 @@ class Report:
         reason: Reason,
         slo: Slo,
         prompt_tokens: int,
+        detail: str | None,
         bound_s: float | None,
         retry_after_s: float | None,
     ) -> None:
@@ -70,6 +71,7 @@ class Report:
                 "tpot_target_s": slo.tpot_s,
                 "tbt_target_s": slo.tbt_s,
                 "prompt_tokens": prompt_tokens,
+                "detail": detail,
                 "bound_s": bound_s,
                 "retry_after_s": retry_after_s,
             },

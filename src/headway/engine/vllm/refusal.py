@@ -36,7 +36,9 @@ def answer(message: dict[str, Any]) -> tuple[int, Headers, bytes]:
         "prompt_tokens": message["prompt_tokens"],
     }
     text = _EXPLAIN.get(code, "the request was refused")
-    if numbers["ttft_bound_ms"] is not None and numbers["ttft_target_ms"] is not None:
+    if message["detail"] is not None:
+        text += f": {message['detail']}"
+    elif numbers["ttft_bound_ms"] is not None and numbers["ttft_target_ms"] is not None:
         text += f": {numbers['ttft_bound_ms']} ms could be promised, {numbers['ttft_target_ms']:.0f} ms were asked for"
     headers: Headers = []
     wait = message["retry_after_s"]

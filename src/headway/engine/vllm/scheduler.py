@@ -33,9 +33,12 @@ from headway.engine.vllm import profile, versions
 from headway.engine.vllm.messages import CARRIER_ID, ENV_STEP_LOG, XARG, config_from_environment, decode_tag
 from headway.errors import InputError
 
-#: Seconds between two engine messages for the metrics, and steps between two saves of the learned cost.
+#: Seconds between two engine messages for the metrics.
 GAUGES_EVERY_S = 0.25
-SAVE_EVERY_STEPS = 500
+
+#: Steps after which the learned cost is saved: when the engine falls idle, and at the latest.
+SAVE_IDLE_STEPS = 50
+SAVE_STEPS = 2000
 
 
 class HeadwayScheduler(AsyncScheduler):
@@ -188,7 +191,7 @@ class HeadwayScheduler(AsyncScheduler):
         for request_id, aborted in ended:
             driver.finished(request_id, now_s=now, aborted=aborted)
         self._send(outputs, now)
-        if driver.cost.steps - self._saved_steps >= SAVE_EVERY_STEPS:
+        if driver.cost.steps - self._saved_steps >= (SAVE_STEPS if self.requests else SAVE_IDLE_STEPS):
             self._save()
         return outputs
 
