@@ -1,4 +1,9 @@
-"""Typed columns out of a file of JSON lines; a bad value is reported with its line and key."""
+"""Typed columns out of a file of JSON lines; a bad value is reported with its line and key.
+
+Two ways to the same table: Polars parses all lines at once; when it meets anything out of the ordinary, the
+file is read again line by line, which is slow but knows which line, key and value to name. The slow way
+decides what is an error.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +23,7 @@ KINDS: dict[str, tuple[str, pl.DataType]] = {
     "str": ("a string", pl.String()),
     "ids": ("a list of whole numbers from 0 to 2^64-1", pl.List(pl.UInt64())),
 }
+_NUMBER_LIKE = r"^(-?[0-9]|true$|false$)"
 
 
 def objects(source: Source, *, may_be_cut: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -43,20 +49,84 @@ def read_jsonl(
     optional: Mapping[str, str],
     *,
     skip_first: bool = False,
-    ignore_unknown: bool = False,
     may_be_cut: bool = False,
 ) -> pl.DataFrame:
     """Return the keys as columns (key -> kind of `KINDS`), with line numbers in column `line`.
 
-    Optional keys may be absent or null. An unknown key is an error unless `ignore_unknown`. `may_be_cut` is
-    that of `objects`.
+    Optional keys may be absent or null; an unknown key is an error. `skip_first` leaves out a header line;
+    `may_be_cut` is that of `objects`.
     """
     known = {**required, **optional}
+    frame = _all_at_once(source, required, known, skip_first)
+    return frame if frame is not None else _line_by_line(source, required, known, skip_first, may_be_cut)
+
+
+def _all_at_once(
+    source: Source, required: Mapping[str, str], known: Mapping[str, str], skip_first: bool
+) -> pl.DataFrame | None:
+    """Return the table, or None when anything about the file calls for a closer look."""
+    header = source.first_object().keys() if skip_first else set()
+    try:
+        found = pl.scan_ndjson(source.path, infer_schema_length=None).collect_schema()
+        if found.keys() - known.keys() - header:
+            return None
+        schema = {name: KINDS[known[name]][1] if name in known else kind for name, kind in found.items()}
+        if any(not _agrees(known[name], kind) for name, kind in found.items() if name in known):
+            return None
+        frame = pl.read_ndjson(source.path, schema=schema)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        return None
+    if frame.height != _count_lines(source):
+        return None  # empty lines, which would shift the line numbers
+    frame = frame.with_row_index("line", offset=1).with_columns(pl.col("line").cast(pl.Int64))
+    if skip_first:
+        frame = frame.slice(1)
+    only_header = [name for name in found if name in header and name not in known]
+    if any(frame[name].null_count() < frame.height for name in only_header):
+        return None
+    frame = frame.with_columns(
+        pl.lit(None, dtype=KINDS[kind][1]).alias(name) for name, kind in known.items() if name not in found
+    ).select("line", *known)
+    for name, kind in known.items():
+        column = frame[name]
+        if name in required and column.null_count():
+            return None
+        # Polars turns a number among strings into a string.
+        if kind == "str" and column.str.contains(_NUMBER_LIKE).any():
+            return None
+        if kind == "ids" and column.list.eval(pl.element().is_null()).list.any().any():
+            return None
+    return frame
+
+
+def _agrees(kind: str, found: pl.DataType) -> bool:
+    """Tell whether a column that Polars found to be `found` can hold only values of `kind`."""
+    if found == pl.Null:
+        return True
+    if kind == "float":
+        return found in (pl.Int64, pl.Float64)
+    if kind == "ids":
+        return isinstance(found, pl.List)  # wrong elements stop the strict parse
+    return found == KINDS[kind][1]
+
+
+def _count_lines(source: Source) -> int:
+    lines, last = 0, b"\n"
+    with source.path.open("rb") as file:
+        while block := file.read(1 << 20):
+            lines += block.count(b"\n")
+            last = block[-1:]
+    return lines + (last != b"\n")
+
+
+def _line_by_line(
+    source: Source, required: Mapping[str, str], known: Mapping[str, str], skip_first: bool, may_be_cut: bool
+) -> pl.DataFrame:
     columns: dict[str, list[Any]] = {name: [] for name in ("line", *known)}
     for count, (number, row) in enumerate(objects(source, may_be_cut=may_be_cut)):
         if skip_first and count == 0:
             continue
-        if not ignore_unknown and (unknown := row.keys() - known.keys()):
+        if unknown := row.keys() - known.keys():
             key = min(unknown)
             raise InputError.at(source.path, number, key, row[key], f"only the keys {', '.join(known)}")
         columns["line"].append(number)
