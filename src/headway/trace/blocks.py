@@ -12,7 +12,7 @@ def check_counts(source: Source, frame: pl.DataFrame, block_size: int, *, exact:
     """Refuse a row with more ids than blocks of `block_size` in its prompt (`exact`: with another number)."""
     blocks = -(-frame["input_tokens"] // block_size)
     counts = frame["hash_ids"].list.len()
-    bad = ((counts != blocks) if exact else (counts > blocks)).fill_null(False)
+    bad = ((counts != blocks) if exact else (counts > blocks)).fill_null(False) & (frame["input_tokens"] > 0)
     if bad.any():
         row = int(bad.arg_max() or 0)
         word = "exactly" if exact else "at most"
