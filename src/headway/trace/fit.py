@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
 from headway.errors import InputError
 from headway.trace.record import Trace
@@ -131,13 +130,17 @@ def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     """Return the correlation of the Gaussian copula that has the Spearman correlation of the two (2 sin(pi s / 6))."""
     if len(first) < 3 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return 0.0
-    spearman = np.corrcoef(rankdata(first), rankdata(second))[0, 1]
+    spearman = np.corrcoef(_ranks(first), _ranks(second))[0, 1]
     return float(2.0 * math.sin(math.pi * spearman / 6.0))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    return pl.Series(values).rank("average").to_numpy()
 
 
 def _arrivals(times: np.ndarray) -> ArrivalModel:
     gaps = np.diff(times)
-    scores = ndtri((rankdata(gaps) - 0.5) / len(gaps))
+    scores = ndtri((_ranks(gaps) - 0.5) / len(gaps))
     near, far = (_autocorrelation(scores, lag) for lag in _LAGS)
     if near <= 0.01:
         return ArrivalModel(gaps=Quantiles.of(gaps), weight=0.0, decay=0.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import polars as pl
-from scipy.signal import lfilter
 from scipy.special import ndtr
 
 from headway.errors import InputError
@@ -120,7 +120,7 @@ def _starts(model: ArrivalModel, count: int, random: np.random.Generator) -> np.
     """Return the starts of `count` sessions: gaps of the fitted marginal whose ranks drift slowly."""
     shocks = random.normal(size=count) * np.sqrt(1.0 - model.decay**2)
     shocks[:1] = random.normal(size=min(1, count))
-    slow = lfilter([1.0], [1.0, -model.decay], shocks)
+    slow = np.array(list(accumulate(shocks.tolist(), lambda last, shock: model.decay * last + shock)))
     scores = np.sqrt(model.weight) * slow + np.sqrt(1.0 - model.weight) * random.normal(size=count)
     gaps = model.gaps.at(ndtr(scores))
     return np.concatenate([[0.0], np.cumsum(gaps[1:])])

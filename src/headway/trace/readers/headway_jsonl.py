@@ -18,6 +18,7 @@ import polars as pl
 
 from headway.errors import InputError
 from headway.trace.assemble import Rows
+from headway.trace.blocks import check_counts
 from headway.trace.json_table import read_jsonl
 from headway.trace.record import SCHEMA, Trace
 from headway.trace.source import Source
@@ -55,14 +56,7 @@ def read(source: Source) -> Rows:
             'a first line with the block size, such as {"headway_trace": 1, "block_size": 16}',
         )  # fmt: skip
     if block_size is not None:
-        tokens = frame["input_tokens"]
-        bad = (frame["hash_ids"].list.len() > (tokens + block_size - 1) // block_size).fill_null(False)
-        if bad.any():
-            index = int(bad.arg_max() or 0)
-            raise InputError.at(
-                source.path, int(frame["line"][index]), "hash_ids", f"{len(frame['hash_ids'][index])} ids",
-                f"at most one id for each {block_size} of {tokens[index]} input tokens",
-            )  # fmt: skip
+        check_counts(source, frame, block_size)
     return Rows(
         frame=frame,
         block_size=block_size,
