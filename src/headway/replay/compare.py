@@ -22,6 +22,7 @@ from headway.replay.arms import Arm, Level
 from headway.replay.bootstrap import (
     block_length,
     block_weights,
+    effective_blocks,
     keep_shares,
     weighted_mean,
     weighted_percentiles,
@@ -169,7 +170,6 @@ class _Side:
         self.codes = np.searchsorted(names, column.to_numpy())
         # Seconds of the run that stand behind each row, so that rates survive the resampling of repeats.
         self.seconds = np.repeat([span_s(frame) / frame.height for frame in frames], self.sizes)
-        self.block = _block(frames)
 
     def values(self, metric: Metric) -> Floats:
         return metrics_.values(metric, self.frame)
@@ -182,14 +182,43 @@ class _Side:
         return np.concatenate(parts, axis=1)
 
 
-def _block(frames: Sequence[pl.DataFrame]) -> int:
-    """Return the block length for one arm: the longest over TTFT and TPOT of the median over repeats."""
+def _block(series: Sequence[Sequence[Floats]]) -> int:
+    """Return the longest over columns of the median over repeats of the block length."""
+    return max(int(np.median([block_length(each) for each in column])) for column in series)
 
-    def one(frame: pl.DataFrame, column: str) -> int:
-        # An unserved request ranks last: refusals cluster just as slow ones do.
-        return block_length(frame[column].fill_null(math.inf).to_numpy())
 
-    return max(int(np.median([one(frame, column) for frame in frames])) for column in ("ttft_s", "tpot_s"))
+def _blocks(level: Level) -> tuple[int, int]:
+    """Return the block length of each arm, from TTFT and TPOT; an unserved request ranks last.
+
+    Paired rows share the trace's bursts, so what matters is how long the difference between the arms remembers.
+    """
+    columns = ("ttft_s", "tpot_s")
+
+    def read(frame: pl.DataFrame, column: str) -> Floats:
+        return frame[column].fill_null(math.inf).to_numpy()
+
+    if not level.paired:
+        one, two = (
+            _block([[read(frame, column) for frame in frames] for column in columns])
+            for frames in (level.base, level.other)
+        )
+        return one, two
+    length = _block(
+        [
+            [
+                _rank_change(read(a, column), read(b, column))
+                for a, b in zip(level.base, level.other, strict=True)
+            ]
+            for column in columns
+        ]
+    )
+    return length, length
+
+
+def _rank_change(base: Floats, other: Floats) -> Floats:
+    """Return other - base in ranks of both together: unserved requests stay finite, tails lose their weight."""
+    ranks = np.argsort(np.argsort(np.concatenate([base, other]), kind="stable"), kind="stable").astype(float)
+    return ranks[len(base) :] - ranks[: len(base)]
 
 
 def _compare_level(
@@ -203,7 +232,7 @@ def _compare_level(
     base, other = _Side(level.base), _Side(level.other)
     notes = list(level.notes)
     wanted = [metric for metric in wanted if _told(metric, base, other, notes)]
-    blocks = (max(base.block, other.block),) * 2 if level.paired else (base.block, other.block)
+    blocks = _blocks(level)
     repeats = min(len(base.sizes), len(other.sizes))
     notes += _repeat_notes(repeats)
     sections: list[tuple[str | None, tuple[NDArray, NDArray]]] = [
@@ -226,7 +255,6 @@ def _compare_level(
                 wanted,
             )
 
-    lengths = (len(base.codes) / blocks[0], len(other.codes) / blocks[1])
     changes = []
     for name, masks in sections:
         for metric in wanted:
@@ -235,7 +263,17 @@ def _compare_level(
             clustered = tuple(np.concatenate(outer[(*key, arm)]) for arm in (0, 1)) if outer else None
             changes.append(
                 _change(
-                    metric, name, (base, other), masks, drawn, clustered, lengths, repeats, confidence, floors
+                    metric,
+                    name,
+                    (base, other),
+                    masks,
+                    drawn,
+                    clustered,
+                    level.paired,
+                    blocks,
+                    repeats,
+                    confidence,
+                    floors,
                 )
             )
     notes += _survivor_notes(changes)
@@ -334,27 +372,37 @@ def _change(
     masks: tuple[NDArray, NDArray],
     drawn: tuple[Floats, Floats],
     clustered: tuple[Floats, Floats] | None,
-    lengths: tuple[float, float],
+    paired: bool,
+    lengths: tuple[int, int],
     repeats: int,
     confidence: float,
     floors: Mapping[str, float] | None,
 ) -> Change:
-    points, counts, offered = [], [], []
+    points, counts, offered, influences = [], [], [], []
     for side, mask in zip(sides, masks, strict=True):
-        each = side.values(metric)[mask]
+        each = np.where(mask, side.values(metric), np.nan)
         known = each[~np.isnan(each)]
         points.append(_point(metric, known, float(side.seconds.sum())))
         counts.append(len(known))
         offered.append(int(mask.sum()))
+        influences.append(_influence(metric, each, points[-1]))
     needed = min_n(metric.quantile, confidence) if metric.quantile else 1
     too_small = None
     if min(counts) < needed:
         too_small = f"n = {min(counts)}, at least {needed} needed"
-    blocks = min(lengths)
+    own = [
+        effective_blocks(np.split(influence, np.cumsum(side.sizes)[:-1]), length)
+        for influence, side, length in zip(influences, sides, lengths, strict=True)
+    ]
+    if paired:
+        change = influences[1] - influences[0]
+        blocks = effective_blocks(np.split(change, np.cumsum(sides[0].sizes)[:-1]), lengths[0])
+    else:
+        blocks = min(own)
     made = []
     for arm in (0, 1):
         outer = clustered[arm] if clustered else None
-        made.append(_own(metric, points[arm], counts[arm], drawn[arm], outer, lengths[arm], repeats))
+        made.append(_own(metric, points[arm], counts[arm], drawn[arm], outer, own[arm], repeats))
     relative = difference = None
     if points[0] is not None and points[1] is not None:
         common = {"blocks": blocks, "repeats": repeats}
@@ -391,6 +439,15 @@ def _change(
         too_small=too_small,
         floor=floor,
     )
+
+
+def _influence(metric: Metric, each: Floats, point: float | None) -> Floats:
+    """Return what each request adds to the error of the metric, up to a factor; 0 where it has no value."""
+    known = ~np.isnan(each)
+    if point is None:
+        return np.zeros(len(each))
+    effect = (each >= point).astype(float) if metric.kind == "percentile" else each
+    return np.where(known, effect - effect[known].mean(), 0.0)
 
 
 def _point(metric: Metric, known: Floats, seconds: float) -> float | None:

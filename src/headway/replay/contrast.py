@@ -95,31 +95,26 @@ def contrast(
 
     Resampling m repeats and then blocks inside them has the variance (m - 1) / m * S + W, where S is the variance of
     the mean of the repeats (noise inside them included) and W the one inside. So S = (V_clustered - W) m / (m - 1),
-    and what exceeds W is the spread between repeats. Degrees of freedom by Satterthwaite from m - 1 and the blocks.
+    and what exceeds W is the spread between repeats. `blocks` is the effective number of independent blocks inside;
+    degrees of freedom by Satterthwaite from m - 1 and blocks - 1.
     """
     draws = np.sort(within[~np.isnan(within)])
-    inner = _spread(draws) ** 2
-    degrees = max(1.0, blocks - 1.0)
-    if clustered is None or repeats < 3 or not math.isfinite(inner):
-        return Contrast(point=point, draws=draws, scale=scale, degrees=degrees, floor_se=floor_se)
-    outer = _spread(np.sort(clustered[~np.isnan(clustered)])) ** 2
-    between = max(0.0, (outer - inner) * repeats / (repeats - 1) - inner) if math.isfinite(outer) else 0.0
-    total = inner + between
-    if total == 0.0:
-        return Contrast(point=point, draws=draws, scale=scale, degrees=degrees, floor_se=floor_se)
-    degrees = total**2 / (inner**2 / degrees + between**2 / (repeats - 1))
-    if inner == 0.0:
-        return Contrast(
-            point=point, draws=draws, scale=scale, degrees=degrees, floor_se=max(floor_se, math.sqrt(between))
-        )
-    return Contrast(
-        point=point,
-        draws=draws,
-        scale=scale,
-        widen=math.sqrt(total / inner),
-        degrees=degrees,
-        floor_se=floor_se,
-    )
+    blocks = max(2.0, blocks)
+    degrees = blocks - 1.0
+    # A bootstrap over m independent pieces has only (m - 1) / m of the variance.
+    inner = _spread(draws) ** 2 * blocks / degrees
+    widen = math.sqrt(blocks / degrees)
+    if clustered is not None and repeats >= 3 and math.isfinite(inner):
+        outer = _spread(np.sort(clustered[~np.isnan(clustered)])) ** 2
+        seen = _spread(draws) ** 2
+        between = max(0.0, (outer - seen) * repeats / (repeats - 1) - inner) if math.isfinite(outer) else 0.0
+        total = inner + between
+        if total > 0.0:
+            degrees = total**2 / (inner**2 / degrees + between**2 / (repeats - 1))
+        if seen > 0.0:
+            widen = math.sqrt(total / seen)
+        floor_se = max(floor_se, math.sqrt(between))
+    return Contrast(point=point, draws=draws, scale=scale, widen=widen, degrees=degrees, floor_se=floor_se)
 
 
 def _spread(draws: Floats) -> float:
