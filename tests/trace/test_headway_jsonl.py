@@ -34,9 +34,7 @@ def test_rows_without_a_header_are_enough(tmp_path: Path) -> None:
 def test_an_unknown_key_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
     """A misspelt column would otherwise vanish."""
     path = put(tmp_path, ROW + '{"arrival_s": 1, "input_tokens": 3, "output_tokens": 1, "clas": "x"}\n')
-    with pytest.raises(
-        InputError, match=r"t.jsonl:2: clas = 'x': expected only the keys arrival_s, input_tokens"
-    ):
+    with pytest.raises(InputError, match=r"t.jsonl:2: clas = 'x': expected only the keys arrival_s, input_tokens"):
         read(path)
 
 

@@ -239,3 +239,13 @@ def test_a_parquet_file_with_other_columns_is_refused_by_name(tmp_path: Path) ->
     pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "x.parquet")
     with pytest.raises(InputError, match="slo_class = 'None': expected a column of type String"):
         read(tmp_path / "x.parquet")
+
+
+def test_a_killed_run_gives_what_had_finished(tmp_path: Path) -> None:
+    """The part file holds one request a line; half a line at the end had not finished."""
+    row = {"status": "ok", "scheduled_s": 1.0, "end_s": 2.0, "input_tokens": 7, "max_tokens": 9}
+    lines = [json.dumps(row | {"generated_tokens": 4}), json.dumps(row | {"scheduled_s": 0.0}), '{"status": "o']
+    (tmp_path / "requests.jsonl.part").write_text("\n".join(lines))
+    trace = read(tmp_path)
+    assert trace.frame.select("arrival_s", "input_tokens", "output_tokens").rows() == [(0.0, 7, 9), (1.0, 7, 4)]
+    assert trace.history == ("the run was killed: only its finished requests are here",)

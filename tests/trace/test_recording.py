@@ -62,9 +62,7 @@ class Server:
         body = await request.json()
         self.bodies.append(body)
         if self.status != 200:
-            return web.json_response(
-                {"error": {"message": SECRET}}, status=self.status, headers={"Retry-After": "3"}
-            )
+            return web.json_response({"error": {"message": SECRET}}, status=self.status, headers={"Retry-After": "3"})
         if not body.get("stream"):
             return web.json_response({"choices": [{"message": {"content": ANSWER}}], "usage": self.usage})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -35,9 +35,7 @@ def trace_of(
         schema=SCHEMA,
     )
     report = ReadReport(read=n, kept=n)
-    return Trace(
-        frame=frame, format="made", source="made", sha256="0" * 64, report=report, block_size=block_size
-    )
+    return Trace(frame=frame, format="made", source="made", sha256="0" * 64, report=report, block_size=block_size)
 
 
 def test_window_takes_arrivals_from_start_up_to_but_not_at_its_end() -> None:
@@ -135,9 +133,7 @@ def test_a_prompt_that_no_rule_covers_is_an_error() -> None:
 def test_spread_moves_tick_arrivals_apart_and_is_seeded() -> None:
     """Ten arrivals on a 3 s tick end up at different times within it, the same for the same seed."""
     made = trace_of([0.0] * 10 + [3.0] * 10)
-    first, again, other = (
-        select(made, spread_s=3.0, seed=seed).frame["arrival_s"].to_list() for seed in (1, 1, 2)
-    )
+    first, again, other = (select(made, spread_s=3.0, seed=seed).frame["arrival_s"].to_list() for seed in (1, 1, 2))
     assert first == again
     assert first != other
     assert len(set(first)) == 20

@@ -163,9 +163,7 @@ def test_sessions_are_drawn_with_turns_growth_and_think_times() -> None:
     sessions, turns = 60, 3
     starts = np.cumsum(np.random.default_rng(1).exponential(5.0, sessions))
     rows = sorted(
-        (start + 10.0 * turn, f"c{index}", turn)
-        for index, start in enumerate(starts)
-        for turn in range(turns)
+        (start + 10.0 * turn, f"c{index}", turn) for index, start in enumerate(starts) for turn in range(turns)
     )
     arrivals = np.array([row[0] for row in rows])
     source = made(

@@ -68,16 +68,15 @@ def test_the_html_page_holds_its_library_and_asks_no_network(demo: Path) -> None
     pytest.importorskip("vl_convert")
     trace = read(demo)
     page = html_page(trace, shape(trace))
-    body = page.split("<body>")[1].split("<script")[0]
+    body = page.rpartition("</style><h1>Trace demo.jsonl</h1>")[2]
     assert "mean rate" in body
     assert len(page) > 400_000
+    assert page.index("<title>Trace demo.jsonl</title>") < 200
     for marker in ('src="http', "src='http", 'href="http', "<link", "@import", "importScripts"):
         assert marker not in page
 
 
-def test_convert_cuts_scales_classifies_and_writes_what_it_did(
-    app: typer.Typer, demo: Path, tmp_path: Path
-) -> None:
+def test_convert_cuts_scales_classifies_and_writes_what_it_did(app: typer.Typer, demo: Path, tmp_path: Path) -> None:
     """The written file carries its history."""
     target = tmp_path / "out.jsonl"
     result = runner.invoke(
@@ -165,3 +164,12 @@ def test_length_bins_hold_every_request() -> None:
 def test_the_chart_of_one_request_is_still_a_chart() -> None:
     """No division by a span of nothing."""
     assert terminal_lines(demo_trace(n=1, rate=1.0, seed=0))
+
+
+def test_a_target_that_cannot_be_written_is_the_callers_fault(app: typer.Typer, demo: Path, tmp_path: Path) -> None:
+    """Exit code 2 and the path, not a traceback."""
+    nowhere = str(tmp_path / "no" / "folder" / "x")
+    for words in (["convert", str(demo), nowhere], ["synthesize", nowhere, "--demo", "--n", "5", "--rate", "1"]):
+        result = runner.invoke(app, ["trace", *words])
+        assert isinstance(result.exception, InputError)
+        assert f"{nowhere}: cannot be written" in str(result.exception)

@@ -17,9 +17,7 @@ Duration = Annotated[float | None, typer.Option(help="Length of the window, seco
 Limit = Annotated[int | None, typer.Option(help="Most requests, the first of the window.")]
 Spread = Annotated[float | None, typer.Option(help="Spread arrivals rounded to ticks of this many seconds.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
-ZeroOutput = Annotated[
-    str, typer.Option(help="Requests with no output: drop them, or keep them with one token (one).")
-]
+ZeroOutput = Annotated[str, typer.Option(help="Requests with no output: drop them, or keep them with one token (one).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Quiet = Annotated[bool, typer.Option("--no-chart", help="Leave out the chart.")]
 
@@ -48,6 +46,7 @@ def inspect(
     no_chart: Quiet = False,
 ) -> None:
     """Print the shape of a trace: rates, burstiness, lengths, shared prefixes, sessions."""
+    from headway.errors import InputError
     from headway.trace.charts import html_page
     from headway.trace.shape import shape
 
@@ -58,7 +57,11 @@ def inspect(
     else:
         _print_shape(trace, found, chart=not no_chart)
     if html is not None:
-        html.write_text(html_page(trace, found), encoding="utf-8")
+        page = html_page(trace, found)
+        try:
+            html.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{html}: cannot be written: {error.strerror}") from None
         typer.echo(f"wrote {html}", err=True)
 
 
@@ -112,17 +115,11 @@ def synthesize(
     source: Annotated[
         Path | None, typer.Option("--from", help="Trace whose shape is fitted; none of its rows is written.")
     ] = None,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="Write the demo trace instead of fitting one.")
-    ] = False,
-    kind: Annotated[
-        str, typer.Option(help="Kind of the demo trace: mixed, chat, documents, single.")
-    ] = "mixed",
+    demo: Annotated[bool, typer.Option("--demo", help="Write the demo trace instead of fitting one.")] = False,
+    kind: Annotated[str, typer.Option(help="Kind of the demo trace: mixed, chat, documents, single.")] = "mixed",
     n: Annotated[int | None, typer.Option(help="Requests; as many as the source when left out.")] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds of the demo trace, instead of --n.")] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Mean requests/s; that of the source when left out.")
-    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Mean requests/s; that of the source when left out.")] = None,
     seed: Seed = 0,
     format: Format = None,
     zero_output: ZeroOutput = "drop",
@@ -153,9 +150,7 @@ def synthesize(
 
 def record(
     target: Annotated[Path, typer.Argument(help="New recording to write (Headway JSONL).")],
-    upstream: Annotated[
-        str, typer.Option(help="OpenAI-compatible server to stand in front of, http://host:port.")
-    ],
+    upstream: Annotated[str, typer.Option(help="OpenAI-compatible server to stand in front of, http://host:port.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
     tokenizer: Annotated[

@@ -52,9 +52,7 @@ def assemble(source: Source, format_name: str, rows: Rows, *, zero_output: str =
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
         raise InputError(f"{source.path}: no request is left of {read} rows ({reasons or 'no rows'})")
     frame = frame.with_columns(pl.col("arrival_s") - pl.col("arrival_s").first())
-    missing = [
-        pl.lit(None, dtype=kind).alias(name) for name, kind in SCHEMA.items() if name not in frame.columns
-    ]
+    missing = [pl.lit(None, dtype=kind).alias(name) for name, kind in SCHEMA.items() if name not in frame.columns]
     frame = frame.with_columns(missing).select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
     has_ids = frame["hash_ids"].null_count() < frame.height
     return Trace(

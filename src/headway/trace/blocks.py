@@ -28,9 +28,7 @@ def check_chained(source: Source, frame: pl.DataFrame) -> None:
         pl.col("hash_ids").list.shift(1).alias("parent"),
     ).explode("id", "parent")
     pairs = pairs.filter(pl.col("id").is_not_null())
-    first = pairs.unique("id", keep="first", maintain_order=False).select(
-        "id", pl.col("parent").alias("first")
-    )
+    first = pairs.unique("id", keep="first", maintain_order=False).select("id", pl.col("parent").alias("first"))
     wrong = pairs.join(first, on="id").filter(pl.col("parent").ne_missing(pl.col("first"))).sort("line")
     if wrong.height:
         line, block, parent, other = wrong.row(0)

@@ -46,9 +46,7 @@ async def serve(
             await site.start()
         except OSError as error:
             target.unlink()
-            raise EngineError(
-                f"{host}:{port}: cannot listen: {error.strerror}: expected a free port"
-            ) from None
+            raise EngineError(f"{host}:{port}: cannot listen: {error.strerror}: expected a free port") from None
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(name, done.set)
         ready(f"http://{host}:{runner.addresses[0][1]}")

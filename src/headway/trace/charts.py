@@ -9,7 +9,7 @@ import numpy as np
 
 from headway.errors import HeadwayError
 from headway.trace.record import Trace
-from headway.trace.shape import TraceShape
+from headway.trace.shape import PERCENTILE_METHOD, TraceShape
 
 if TYPE_CHECKING:
     import altair
@@ -48,8 +48,7 @@ def bars(values: np.ndarray, height: int = 4) -> list[str]:
     # What is there at all stays visible.
     eighths = np.where((values > 0) & (eighths == 0), 1, eighths)
     return [
-        "".join(_BLOCKS[min(8, max(0, value - 8 * level))] for value in eighths)
-        for level in reversed(range(height))
+        "".join(_BLOCKS[min(8, max(0, value - 8 * level))] for value in eighths) for level in reversed(range(height))
     ]
 
 
@@ -81,16 +80,17 @@ def html_page(trace: Trace, shape: TraceShape) -> str:
     title = html.escape(f"Trace {trace.source}")
     rows = "".join(
         f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
-        for name, text in facts(trace, shape)
+        for name, text in (*facts(trace, shape), *_lengths(shape))
     )
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in (*shape.warnings, *trace.history))
     style = (
         "body{font:15px system-ui,sans-serif;margin:2rem;max-width:64rem}"
         "th{text-align:left;padding-right:2rem;font-weight:500}td{font-variant-numeric:tabular-nums}"
     )
-    head = f"<title>{title}</title><meta name='viewport' content='width=device-width'><style>{style}</style>"
-    body = f"<h1>{title}</h1><table>{rows}</table>" + (f"<ul>{notes}</ul>" if notes else "")
-    return page.replace("</head>", head + "</head>", 1).replace("<body>", "<body>" + body, 1)
+    body = f"<style>{style}</style><h1>{title}</h1><table>{rows}</table>" + (f"<ul>{notes}</ul>" if notes else "")
+    # The script in the head holds tags of its own; the last one is that of the page.
+    start, mark, end = page.rpartition("\n<body>")
+    return start.replace("<head>", f"<head><title>{title}</title>", 1) + mark + body + end
 
 
 def facts(trace: Trace, shape: TraceShape) -> list[tuple[str, str]]:
@@ -128,6 +128,16 @@ def facts(trace: Trace, shape: TraceShape) -> list[tuple[str, str]]:
     return rows
 
 
+def _lengths(shape: TraceShape) -> list[tuple[str, str]]:
+    rows = []
+    for name in ("input_tokens", "output_tokens", "context_tokens"):
+        found = getattr(shape, name)
+        points = " / ".join(f"{getattr(found, point):,.0f}" for point in ("p50", "p90", "p99", "max"))
+        label = f"{name.removesuffix('_tokens')} tokens, mean; p50 / p90 / p99 / max"
+        rows.append((label, f"{found.mean:,.1f}; {points} (n = {found.n:,}, {PERCENTILE_METHOD})"))
+    return rows
+
+
 def _maybe(value: float | None, unit: str) -> str:
     return "not defined (too few arrivals)" if value is None else f"{value:,.4g} {unit}".rstrip()
 
@@ -156,7 +166,7 @@ def _chart(trace: Trace) -> altair.VConcatChart:
             alt.Chart(alt.Data(values=values), title=name)
             .mark_bar()
             .encode(
-                x=alt.X("from:Q", scale=alt.Scale(type="log", base=2), title="tokens"),
+                x=alt.X("from:Q", bin="binned", scale=alt.Scale(type="log", base=2), title="tokens"),
                 x2="to:Q",
                 y="requests:Q",
                 tooltip=["from:Q", "to:Q", "requests:Q"],

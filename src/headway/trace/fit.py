@@ -175,9 +175,7 @@ def _sessions(frame: pl.DataFrame, openings: int, block_size: int | None) -> Ses
     members = frame.filter(pl.col("session_id").is_not_null()).sort("session_id", "turn", "row")
     if not members.height:
         return None
-    previous = (
-        pl.col("arrival_s", "input_tokens", "hash_ids").shift(1).over("session_id").name.prefix("previous_")
-    )
+    previous = pl.col("arrival_s", "input_tokens", "hash_ids").shift(1).over("session_id").name.prefix("previous_")
     turns = members.with_columns(previous).filter(pl.col("previous_arrival_s").is_not_null())
     sizes = members.group_by("session_id").len()["len"].to_numpy()
     lonely = max(0, openings - len(sizes))

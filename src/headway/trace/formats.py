@@ -46,9 +46,7 @@ FORMATS: dict[str, Format] = {
         "LLMServingSim workload or measured run, JSON lines", llmservingsim.fits, llmservingsim.read
     ),
     "servegen": Format("ServeGen client profiles, a folder", servegen.fits, servegen.read, profile=True),
-    "vllm-bench": Format(
-        "vllm bench serve --save-detailed", load_tools.fits_vllm_bench, load_tools.read_vllm_bench
-    ),
+    "vllm-bench": Format("vllm bench serve --save-detailed", load_tools.fits_vllm_bench, load_tools.read_vllm_bench),
     "aiperf": Format("AIPerf profile_export.jsonl", load_tools.fits_aiperf, load_tools.read_aiperf),
     "guidellm": Format("GuideLLM benchmarks.json", load_tools.fits_guidellm, load_tools.read_guidellm),
     "inference-perf": Format(
@@ -88,9 +86,7 @@ def read(
     if known.profile:
         rows = known.read(source, seed=seed, start_s=start_s, duration_s=duration_s)
     elif start_s or duration_s is not None:
-        raise InputError(
-            f"{source.path}: {name} is a recorded trace: expected a part to be taken with select"
-        )
+        raise InputError(f"{source.path}: {name} is a recorded trace: expected a part to be taken with select")
     else:
         rows = known.read(source)
     return assemble(source, name, rows, zero_output=zero_output)

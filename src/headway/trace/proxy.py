@@ -43,9 +43,7 @@ def proxy_app(
 
 
 class _Proxy:
-    def __init__(
-        self, upstream: str, recorder: Recorder, session_header: str | None, class_header: str
-    ) -> None:
+    def __init__(self, upstream: str, recorder: Recorder, session_header: str | None, class_header: str) -> None:
         self._upstream = upstream
         self._recorder = recorder
         self._session_header = session_header
@@ -56,9 +54,7 @@ class _Proxy:
         """Hold one client session for the life of the application."""
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(
-            timeout=timeout, connector=connector, auto_decompress=False
-        ) as self._client:
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=False) as self._client:
             yield
 
     async def handle(self, request: web.Request) -> web.StreamResponse:

@@ -50,9 +50,7 @@ class Trace:
     report: ReadReport
     block_size: int | None = None  # tokens a hash id stands for; None when the trace carries none
     first_row: int = 0  # row of the source's trace at which this one begins, after a window was cut out of it
-    history: tuple[
-        str, ...
-    ] = ()  # what was done to the trace since it was read, and what to know of its source
+    history: tuple[str, ...] = ()  # what was done to the trace since it was read, and what to know of its source
 
     def __post_init__(self) -> None:
         if self.frame.schema != pl.Schema(SCHEMA):

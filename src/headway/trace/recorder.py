@@ -40,9 +40,7 @@ class Recorder:
         try:
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            raise InputError(
-                f"{self.path}: exists: expected a new file (a recording is never appended to)"
-            ) from None
+            raise InputError(f"{self.path}: exists: expected a new file (a recording is never appended to)") from None
         except OSError as error:
             raise InputError(f"{self.path}: cannot be written: {error.strerror}") from None
         how = "tokens" if encode else "64 bytes of text as 16 tokens (no tokenizer given)"

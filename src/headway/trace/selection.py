@@ -76,9 +76,7 @@ def select(
     history += notes
     if classes is not None:
         frame = _classify(frame, classes)
-        history.append(
-            "classes by prompt: " + ", ".join(f"{name} <= {cap or 'any'}" for name, cap in classes)
-        )
+        history.append("classes by prompt: " + ", ".join(f"{name} <= {cap or 'any'}" for name, cap in classes))
     return replace(trace, frame=frame, block_size=block_size, first_row=first_row, history=tuple(history))
 
 
@@ -139,9 +137,7 @@ def _window(
     return cut.with_columns(pl.col("arrival_s") - pl.col("arrival_s").first()), first
 
 
-def _speed(
-    trace: Trace, frame: pl.DataFrame, time_scale: float, rate: float | None
-) -> tuple[pl.DataFrame, float]:
+def _speed(trace: Trace, frame: pl.DataFrame, time_scale: float, rate: float | None) -> tuple[pl.DataFrame, float]:
     scale = time_scale
     if rate is not None:
         span = float(frame["arrival_s"][-1])

@@ -24,7 +24,7 @@ def with_turns(frame: pl.DataFrame) -> tuple[pl.DataFrame, tuple[str, ...]]:
     frame = frame.with_columns(
         pl.when(known).then(pl.col(name)).alias(name) for name in ("session_id", "turn", "think_s")
     )
-    notes = ()
+    notes: tuple[str, ...] = ()
     if len(overlapping):
         notes = (f"{len(overlapping)} sessions with overlapping requests kept as independent requests",)
     return frame, notes

@@ -155,9 +155,9 @@ def prefixes(trace: Trace) -> Prefixes | None:
     """Return the prefix sharing of a trace with hash ids, else None."""
     if trace.block_size is None:
         return None
-    ids = trace.frame.select(
-        pl.int_range(pl.len(), dtype=pl.Int32).alias("row"), "input_tokens", "hash_ids"
-    ).filter(pl.col("hash_ids").list.len() > 0)
+    ids = trace.frame.select(pl.int_range(pl.len(), dtype=pl.Int32).alias("row"), "input_tokens", "hash_ids").filter(
+        pl.col("hash_ids").list.len() > 0
+    )
     rows = ids.select("row", "hash_ids").explode("hash_ids")
     # Ids are chained, so the blocks of a request that were seen before are its leading ones. Seen in the same
     # request does not count: there each id occurs once.

@@ -35,9 +35,7 @@ class Source:
             raise InputError(f"{self.path}: empty file: expected a request trace")
         for magic, name in _MAGIC.items():
             if head.startswith(magic):
-                raise InputError(
-                    f"{self.path}: {name} data: expected an uncompressed trace (unpack it first)"
-                )
+                raise InputError(f"{self.path}: {name} data: expected an uncompressed trace (unpack it first)")
         object.__setattr__(self, "head", head)
 
     @property

@@ -29,9 +29,7 @@ def synthesize(trace: Trace, *, n: int | None = None, rate: float | None = None,
     return draw(fit(trace), source=trace.source, n=n, rate=rate, seed=seed)
 
 
-def draw(
-    model: TraceModel, *, source: str, n: int | None = None, rate: float | None = None, seed: int = 0
-) -> Trace:
+def draw(model: TraceModel, *, source: str, n: int | None = None, rate: float | None = None, seed: int = 0) -> Trace:
     """Return a trace drawn from `model`; `source` names where the model came from."""
     count, mean_rate = n or model.n, rate or model.rate
     random = np.random.default_rng(seed)
@@ -64,10 +62,7 @@ def draw(
             "output_tokens": requests.output_tokens[order],
             "slo_class": pl.Series([classes[s] for s in requests.session[order]], dtype=pl.String),
             "session_id": pl.Series(
-                [
-                    f"s{s}" if many else None
-                    for s, many in zip(requests.session[order], in_session, strict=True)
-                ],
+                [f"s{s}" if many else None for s, many in zip(requests.session[order], in_session, strict=True)],
                 dtype=pl.String,
             ),
             "turn": pl.Series(
@@ -141,9 +136,7 @@ def _lengths(
     return [models[index].slo_class for index in which], inputs, outputs
 
 
-def _follow_ups(
-    requests: _Requests, model: SessionModel, max_input: int, random: np.random.Generator
-) -> None:
+def _follow_ups(requests: _Requests, model: SessionModel, max_input: int, random: np.random.Generator) -> None:
     """Fill in arrivals, think times and lengths of the turns after the first of each session."""
     later = np.flatnonzero(requests.turn > 0)
     rank, growth_rank, output_rank = random.random((3, len(later)))

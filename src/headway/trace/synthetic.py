@@ -80,13 +80,9 @@ SINGLE = TrafficClass(
 #: Kind -> shape of `demo_trace`.
 KINDS: dict[str, Shape] = {
     "mixed": Shape(classes=(CHAT, DOCUMENT)),
-    "chat": Shape(
-        classes=(TrafficClass(slo_class="chat", share=1.0, inputs=CHAT.inputs, outputs=CHAT.outputs),)
-    ),
+    "chat": Shape(classes=(TrafficClass(slo_class="chat", share=1.0, inputs=CHAT.inputs, outputs=CHAT.outputs),)),
     "documents": Shape(
-        classes=(
-            TrafficClass(slo_class="document", share=1.0, inputs=DOCUMENT.inputs, outputs=DOCUMENT.outputs),
-        )
+        classes=(TrafficClass(slo_class="document", share=1.0, inputs=DOCUMENT.inputs, outputs=DOCUMENT.outputs),)
     ),
     "single": Shape(classes=(SINGLE,)),
 }
@@ -132,9 +128,7 @@ def demo_trace(
             "slo_class": [shape.classes[index].slo_class for index in which],
         }
     )
-    empty = [
-        pl.lit(None, dtype=dtype).alias(name) for name, dtype in SCHEMA.items() if name not in frame.columns
-    ]
+    empty = [pl.lit(None, dtype=dtype).alias(name) for name, dtype in SCHEMA.items() if name not in frame.columns]
     frame = frame.with_columns(empty).select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
     length = f"n={n}" if n is not None else f"duration_s={duration_s:g}"
     recipe = f"headway demo trace {shape!r} {length} rate={rate:g} seed={seed}"

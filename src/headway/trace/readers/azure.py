@@ -50,9 +50,7 @@ def _first_stamp(source: Source) -> str:
 
 def _read(source: Source, pattern: str, expected: str) -> Rows:
     table = read_csv(source, COLUMNS)
-    stamps = table["TIMESTAMP"].str.to_datetime(
-        pattern, time_unit="ns", time_zone=None, strict=False, exact=True
-    )
+    stamps = table["TIMESTAMP"].str.to_datetime(pattern, time_unit="ns", time_zone=None, strict=False, exact=True)
     stamps = converted(source, table, "TIMESTAMP", stamps, expected).dt.epoch("ns")
     # Subtract as whole nanoseconds: epoch seconds as float would keep only about 0.2 us.
     first = stamps[0] if len(stamps) else 0
@@ -61,9 +59,7 @@ def _read(source: Source, pattern: str, expected: str) -> Rows:
             "line": table["line"],
             "arrival_s": (stamps - first).cast(pl.Float64) / 1e9,
             "input_tokens": to_number(source, table, "ContextTokens", pl.Int64, "a whole number of tokens"),
-            "output_tokens": to_number(
-                source, table, "GeneratedTokens", pl.Int64, "a whole number of tokens"
-            ),
+            "output_tokens": to_number(source, table, "GeneratedTokens", pl.Int64, "a whole number of tokens"),
         }
     )
     return Rows(frame=frame, keys=_KEYS)

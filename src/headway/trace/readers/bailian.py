@@ -46,7 +46,7 @@ def read(source: Source) -> Rows:
         "hash_ids",
     )
     check_counts(source, frame, BLOCK_SIZE)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if orphans:
         notes = (f"{orphans} requests have a parent that is not in the file: each starts a session here",)
     return Rows(frame=frame, block_size=BLOCK_SIZE, notes=notes, keys=_KEYS)

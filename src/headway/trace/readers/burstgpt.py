@@ -34,9 +34,7 @@ def read(source: Source) -> Rows:
             "line": table["line"],
             "arrival_s": to_number(source, table, "Timestamp", pl.Float64, "seconds"),
             "input_tokens": to_number(source, table, "Request tokens", pl.Int64, "a whole number of tokens"),
-            "output_tokens": to_number(
-                source, table, "Response tokens", pl.Int64, "a whole number of tokens"
-            ),
+            "output_tokens": to_number(source, table, "Response tokens", pl.Int64, "a whole number of tokens"),
         }
     )
     if "Session ID" not in table.columns:

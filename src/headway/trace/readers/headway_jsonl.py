@@ -92,9 +92,12 @@ def write(trace: Trace, path: str | Path) -> None:
     if trace.history:
         header["history"] = list(trace.history)
     filled = [name for name in SCHEMA if trace.frame[name].null_count() < trace.frame.height]
-    with Path(path).open("wb") as file:
-        file.write(json.dumps(header).encode() + b"\n")
-        trace.frame.select(filled).write_ndjson(file)
+    try:
+        with Path(path).open("wb") as file:
+            file.write(json.dumps(header).encode() + b"\n")
+            trace.frame.select(filled).write_ndjson(file)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _check_header(source: Source, header: dict[str, Any]) -> None:
@@ -102,9 +105,7 @@ def _check_header(source: Source, header: dict[str, Any]) -> None:
         raise InputError.at(source.path, 1, "headway_trace", header["headway_trace"], f"version {VERSION}")
     if unknown := header.keys() - _HEADER_KEYS:
         key = min(unknown)
-        raise InputError.at(
-            source.path, 1, key, header[key], f"only the keys {', '.join(sorted(_HEADER_KEYS))}"
-        )
+        raise InputError.at(source.path, 1, key, header[key], f"only the keys {', '.join(sorted(_HEADER_KEYS))}")
     size = header.get("block_size")
     if size is not None and (type(size) is not int or size < 1):
         raise InputError.at(source.path, 1, "block_size", size, "a whole number of tokens, 1 or more")

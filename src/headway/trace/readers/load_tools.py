@@ -39,24 +39,18 @@ def read_vllm_bench(source: Source) -> Rows:
     """Read one result of `vllm bench serve`."""
     results = list(objects(source))
     if len(results) != 1:
-        raise InputError(
-            f"{source.path}:2: {len(results)} results in one file (--append-result): expected one"
-        )
+        raise InputError(f"{source.path}:2: {len(results)} results in one file (--append-result): expected one")
     line, result = results[0]
     for name in _VLLM_LISTS:
         if not isinstance(result.get(name), list):
-            raise InputError.at(
-                source.path, line, name, result.get(name), "a list (save the run with --save-detailed)"
-            )
+            raise InputError.at(source.path, line, name, result.get(name), "a list (save the run with --save-detailed)")
     count = len(result["start_times"])
     due = [0.0] * count if result.get("queue_times") is None else result["queue_times"]
     errors = result.get("errors") or [""] * count
     columns = {**{name: result[name] for name in _VLLM_LISTS}, "queue_times": due, "errors": errors}
     for name, values in columns.items():
         if len(values) != count:
-            raise InputError.at(
-                source.path, line, name, f"{len(values)} values", f"{count}, as in start_times"
-            )
+            raise InputError.at(source.path, line, name, f"{len(values)} values", f"{count}, as in start_times")
     rows: list[dict[str, Any]] = []
     failed = 0
     for index in range(count):
@@ -149,12 +143,8 @@ def read_guidellm(source: Source) -> Rows:
                 {
                     "arrival_s": _number(source, None, f"{where}.request_start_time", start),
                     "end_s": None if end is None else _number(source, None, f"{where}.request_end_time", end),
-                    "input_tokens": _whole(
-                        source, None, f"{where}.prompt_tokens", request.get("prompt_tokens")
-                    ),
-                    "output_tokens": _whole(
-                        source, None, f"{where}.output_tokens", request.get("output_tokens")
-                    ),
+                    "input_tokens": _whole(source, None, f"{where}.prompt_tokens", request.get("prompt_tokens")),
+                    "output_tokens": _whole(source, None, f"{where}.output_tokens", request.get("output_tokens")),
                     "session_id": info.get("conversation_id"),
                 }
             )
@@ -183,9 +173,7 @@ def read_inference_perf(source: Source) -> Rows:
         rows.append(
             {
                 "arrival_s": _number(source, None, f"[{index}].start_time", item.get("start_time")),
-                "input_tokens": _whole(
-                    source, None, f"[{index}].info.input_tokens", info.get("input_tokens")
-                ),
+                "input_tokens": _whole(source, None, f"[{index}].info.input_tokens", info.get("input_tokens")),
                 "output_tokens": _whole(source, None, f"[{index}].info.output_tokens", output),
             }
         )
@@ -201,9 +189,9 @@ def _rows(rows: list[dict[str, Any]], dropped: dict[str, int], note: str = "") -
         "output_tokens": pl.Int64(),
         "session_id": pl.String(),
     }
-    frame = pl.DataFrame(
-        {name: [row.get(name) for row in rows] for name in schema}, schema=schema
-    ).with_columns(pl.col("line").fill_null(0))
+    frame = pl.DataFrame({name: [row.get(name) for row in rows] for name in schema}, schema=schema).with_columns(
+        pl.col("line").fill_null(0)
+    )
     # A session of one request is only an id.
     several = pl.len().over("session_id") > 1
     frame = frame.with_columns(pl.when(several).then(pl.col("session_id")).alias("session_id"))

@@ -51,9 +51,7 @@ def read(source: Source) -> Rows:
         end_ns, _ = _time(source, where, span, "end_time", "endTimeUnixNano")
         zones.add(zone)
         session = next((str(attributes[name]) for name in _SESSION if attributes.get(name)), None)
-        rows.append(
-            {"start": start_ns, "end": end_ns, "input": lengths[0], "output": lengths[1], "session": session}
-        )
+        rows.append({"start": start_ns, "end": end_ns, "input": lengths[0], "output": lengths[1], "session": session})
     if len(zones) > 1:
         raise InputError(f"{source.path}: start_time: times with and without an offset: expected one kind")
     first = min((row["start"] for row in rows), default=0)
@@ -111,9 +109,7 @@ def _count(source: Source, where: str, attributes: dict[str, Any], names: tuple[
         return None
     value = attributes[name]
     if type(value) is not int:
-        raise InputError.at(
-            source.path, None, f"{where}.attributes.{name}", value, "a whole number of tokens"
-        )
+        raise InputError.at(source.path, None, f"{where}.attributes.{name}", value, "a whole number of tokens")
     return value
 
 

@@ -60,9 +60,7 @@ def read(source: Source, *, seed: int = 0, start_s: float = 0.0, duration_s: flo
     The same seed gives the same requests in a window, whichever part is drawn.
     """
     end_s = float("inf") if duration_s is None else start_s + duration_s
-    clients = sorted(
-        (int(match[1]), file) for file in source.files() if (match := _TRACE.fullmatch(file.name))
-    )
+    clients = sorted((int(match[1]), file) for file in source.files() if (match := _TRACE.fullmatch(file.name)))
     plans = [(client, file, _windows(file, start_s, end_s)) for client, file in clients]
     expected = sum(window.rate * (window.end_s - window.start_s) for *_, plan in plans for window in plan)
     if expected > MAX_REQUESTS:
@@ -88,9 +86,7 @@ def read(source: Source, *, seed: int = 0, start_s: float = 0.0, duration_s: flo
     arrivals, inputs, outputs = (
         (np.concatenate(column) for column in zip(*parts, strict=True)) if parts else (np.zeros(0),) * 3
     )
-    frame = pl.DataFrame(
-        {"arrival_s": arrivals, "input_tokens": inputs, "output_tokens": outputs}
-    ).with_columns(
+    frame = pl.DataFrame({"arrival_s": arrivals, "input_tokens": inputs, "output_tokens": outputs}).with_columns(
         pl.lit(0, dtype=pl.Int64).alias("line"), pl.col("input_tokens", "output_tokens").cast(pl.Int64)
     )
     return Rows(
@@ -160,9 +156,7 @@ def _lengths(file: Path) -> list[tuple[float, tuple[Histogram, Histogram]]]:
     try:
         document = json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise InputError(
-            f"{file}: missing: expected the lengths that belong to the arrivals beside it"
-        ) from None
+        raise InputError(f"{file}: missing: expected the lengths that belong to the arrivals beside it") from None
     except ValueError as error:
         raise InputError(f"{file}: not valid JSON ({error})") from None
     found = []
