@@ -21,7 +21,7 @@ class QueuedTokens:
 
     def decide(self, view: EngineView, request: RequestState) -> Verdict:
         """Return Accept or Reject by the prompt tokens in prefill."""
-        _, remaining, context = view.ledger.columns()
-        if sum(remaining) + sum(context) < self.limit:
+        _, remaining, computed, _ = view.ledger.columns()
+        if remaining.sum() + computed.sum() < self.limit:
             return Accept()
         return Reject(reason=Reason.QUEUE_FULL)

@@ -21,14 +21,22 @@ to `hesitate` of its TTFT target, in case the load lets up.
 
 from __future__ import annotations
 
-import bisect
 import math
 from typing import Literal
 
 import numpy as np
 
 from headway.core import Accept, Defer, EngineView, Reason, Reject, RequestState, Verdict
-from headway.core.walk import MAX_STEPS, Floats, capacity, closed_form, decode_counts, work_s
+from headway.core.walk import (
+    MAX_STEPS,
+    Floats,
+    capacity,
+    closed_form,
+    decode_counts,
+    guaranteed,
+    work_s,
+    worst_slot,
+)
 
 
 class ResponseTime:
@@ -36,7 +44,8 @@ class ResponseTime:
 
     Args:
         method: "walk" (steps forward, with departures) or "closed" (constant capacity).
-        strict: count every step at its envelope instead of letting independent errors average out.
+        strict: promise only what holds for every run in which each step stays under its envelope (`guaranteed`),
+            instead of the expected course with independent errors averaging out (`capacity`).
         foresight: share of the recent denser demand that is reserved, 0 (none) to 1 (all).
         hesitate: longest wait for an answer that only foresight denies, as a share of the TTFT target.
         min_chunk: prompt tokens that every step must still be able to carry.
@@ -87,29 +96,38 @@ class ResponseTime:
         if worst > pace:
             return Reject(reason=Reason.TBT, bound_s=start + worst, retry_after_s=self._departure_s(view))
 
-        keys, remaining, context = ledger.columns()
-        at = bisect.bisect_right(keys, (request.due_s, request.seq))
+        dues, remaining, context, promised = ledger.columns()
+        at = ledger.place(request)
         own = cost.work_s(request.remaining_tokens, request.computed_tokens)
-        ahead = np.cumsum(work_s(cost, remaining, context))
+        work = work_s(cost, remaining, context)
+        ahead = np.cumsum(work)
         before = float(ahead[at - 1]) if at else 0.0
         with_it = np.concatenate((ahead[:at], [before + own], ahead[at:] + own))
-        dues = np.array([key[0] for key in keys[at:]])
-        horizon = max(request.due_s, float(dues[-1]) if at < len(keys) else request.due_s) - view.now_s
-        finish = start + self._finish(view, pace, reserved, with_it, horizon)
+        horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
+        longest = max(request.prompt_tokens, int(np.max(remaining + context, initial=0)))
+        finish = start + self._finish(view, pace, reserved, with_it, horizon, longest)
         bound = float(finish[at])
         late = bound - request.due_s
         detail = None
-        if at < len(keys) and late <= 0:
-            # Behind it in deadline order: only promises that hold without it can be broken by it.
-            promised = np.array([r.promised for r in ledger.pending[at:]], dtype=bool)
-            held = start + self._finish(view, pace, reserved, ahead, horizon)[at:]
-            broken = promised & (held <= dues) & (finish[at + 1 :] > dues)
+        if late <= 0:
+            overdue = finish[at + 1 :] - dues[at:]
+            broken = promised[at:] & (overdue > 0)
             if broken.any():
-                late = float(np.max(np.where(broken, finish[at + 1 :] - dues, 0.0)))
+                if self.method == "walk" and not self.strict:
+                    # Only a promise that holds without the candidate can be broken by it.
+                    held = start + self._finish(view, pace, reserved, ahead, horizon, longest)[at:]
+                    broken &= held <= dues[at:]
+                else:
+                    # The bound of a promise that holds may have grown since (more context, a tighter pace), so only
+                    # what is lost for certain is given up.
+                    broken &= dues[at:] - start >= work[at:]
+            if broken.any():
+                late = float(np.max(overdue[broken]))
                 detail = "it would break a promise already made to another request"
         if late > 0:
             retry = late if math.isfinite(late) else None
-            return Reject(reason=Reason.TTFT, detail=detail, bound_s=bound, retry_after_s=retry)
+            known = bound if math.isfinite(bound) else None
+            return Reject(reason=Reason.TTFT, detail=detail, bound_s=known, retry_after_s=retry)
         if self._crowds_out(view, request, own, before + own, pace, reserved):
             detail = "demand exceeds capacity and requests of less work for the same value take what there is"
             denied = Reject(reason=Reason.TTFT, detail=detail, bound_s=bound)
@@ -135,38 +153,38 @@ class ResponseTime:
         ends = [r.remaining_output * r.slo.pace_s for r in view.ledger.decoding.values() if math.isfinite(r.slo.pace_s)]
         return min(ends, default=None)
 
-    def _finish(self, view: EngineView, pace: float, reserved: int, backlog: Floats, horizon_s: float) -> Floats:
+    def _finish(
+        self, view: EngineView, pace: float, reserved: int, backlog: Floats, horizon_s: float, longest: int
+    ) -> Floats:
         """Time from the start of the next step until each entry of the cumulative backlog is computed."""
         ledger, cost, factor = view.ledger, view.cost.mean, view.cost.factor
-        if self.method == "closed":
-            return np.array(
-                [
-                    closed_form(
-                        cost,
-                        step_s=min(pace, view.blocking_s),
-                        factor=factor,
-                        decodes=len(ledger.decoding),
-                        pending=len(ledger.pending) + 1,
-                        reserved_tokens=reserved,
-                        backlog_s=float(h),
-                    )
-                    for h in backlog
-                ]
-            )
-        steps = max(1, min(MAX_STEPS, math.ceil(horizon_s / min(pace, view.blocking_s) * factor) + 1))
-        decoding = list(ledger.decoding.values())
-        return capacity(
+        decoding = ledger.decoding.values()
+        if self.method == "walk" and not self.strict:
+            return capacity(
+                cost,
+                pace_s=pace,
+                blocking_s=view.blocking_s,
+                slack_s=view.slack_s,
+                factor=factor,
+                min_chunk=self.min_chunk,
+                decodes=decode_counts(decoding, _steps(horizon_s * factor, min(pace, view.blocking_s))),
+                reserved_tokens=reserved,
+                backlog=backlog,
+            ).finish_s(backlog)
+        served = len(ledger.decoding) + len(ledger.pending) + 1
+        slot = worst_slot(
             cost,
-            pace_s=pace,
-            blocking_s=view.blocking_s,
-            slack_s=view.slack_s,
+            step_s=min(pace, view.blocking_s),
             factor=factor,
-            min_chunk=self.min_chunk,
-            decodes=decode_counts(decoding, steps),
+            served=served,
             reserved_tokens=reserved,
-            backlog=backlog,
-            strict=self.strict,
-        ).finish_s(backlog)
+            waste_s=cost.work_s(self.min_chunk, longest),
+            step_tokens=view.max_step_tokens - served,
+        )
+        if self.method == "closed":
+            return closed_form(slot, backlog)
+        counts = decode_counts(decoding, _steps(horizon_s, slot.length_s))
+        return guaranteed(cost, slot, factor=factor, decodes=counts, reserved_tokens=reserved, backlog=backlog)
 
     def _crowds_out(
         self, view: EngineView, request: RequestState, own: float, backlog: float, pace: float, reserved: int
@@ -182,3 +200,8 @@ class ResponseTime:
             return False  # on average everybody fits
         share -= self.foresight * demand.denser(view.now_s, request.slo.weight / max(own, 1e-6))
         return share <= 0 or view.now_s + view.residual_s + backlog / share > request.due_s
+
+
+def _steps(horizon_s: float, step_s: float) -> int:
+    """Steps that a walk needs to look as far as the horizon."""
+    return max(1, math.ceil(min(MAX_STEPS - 1, horizon_s / step_s)) + 1) if step_s > 0 else 1

@@ -7,7 +7,10 @@ kept is the work that ARRIVED (accepted or not) in a sliding window, so the answ
 from __future__ import annotations
 
 import bisect
+from array import array
 from collections import deque
+
+import numpy as np
 
 
 class DemandWindow:
@@ -27,8 +30,8 @@ class DemandWindow:
         self.limit = limit
         self.start_s: float | None = None
         self._arrivals: deque[tuple[float, float, float]] = deque()
-        self._densities: list[float] = []  # sorted, with the works in the same order
-        self._works: list[float] = []
+        self._densities = array("d")  # sorted, with the works in the same order
+        self._works = array("d")
 
     def add(self, now_s: float, *, work_s: float, weight: float = 1.0) -> None:
         """Record an arrival of `work_s` seconds of prefill and forget what has left the window."""
@@ -55,7 +58,7 @@ class DemandWindow:
         if len(self._arrivals) >= self.limit:
             span = min(span, max(now_s - self._arrivals[0][0], 1e-3))
         at = bisect.bisect_right(self._densities, density)
-        return sum(self._works[at:]) / span
+        return float(np.array(self._works)[at:].sum()) / span
 
     def __len__(self) -> int:
         return len(self._arrivals)

@@ -13,7 +13,11 @@ from __future__ import annotations
 
 import bisect
 import math
+from array import array
 from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headway.core.request import Phase, RequestState
 
@@ -34,7 +38,9 @@ class Ledger:
 
     __slots__ = (
         "_context",
+        "_dues",
         "_keys",
+        "_promised",
         "_remaining",
         "context_tokens",
         "decoding",
@@ -57,8 +63,10 @@ class Ledger:
         self.prefilling = 0
         # Columns beside `pending`, so that admission can work on arrays without touching 1,000 objects.
         self._keys: list[tuple[float, int]] = []
-        self._remaining: list[int] = []
-        self._context: list[int] = []
+        self._dues = array("d")
+        self._remaining = array("d")
+        self._context = array("d")
+        self._promised = array("b")
 
     # What happened
 
@@ -165,9 +173,18 @@ class Ledger:
 
     # What can be asked
 
-    def columns(self) -> tuple[list[tuple[float, int]], list[int], list[int]]:
-        """Return (due and seq, remaining tokens, computed tokens) of `pending`, in its order. Not to be changed."""
-        return self._keys, self._remaining, self._context
+    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+        """Return due_s, remaining tokens, computed tokens and promised of `pending`, copies in its order."""
+        return (
+            np.array(self._dues),
+            np.array(self._remaining),
+            np.array(self._context),
+            np.array(self._promised, dtype=np.bool_),
+        )
+
+    def place(self, request: RequestState) -> int:
+        """Return how many of `pending` come before a request that is not among them."""
+        return bisect.bisect_right(self._keys, (request.due_s, request.seq))
 
     @property
     def pace_s(self) -> float:
@@ -177,8 +194,10 @@ class Ledger:
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken (for tests and idle moments)."""
         assert self._keys == [(r.due_s, r.seq) for r in self.pending] == sorted(self._keys)
-        assert self._remaining == [r.remaining_tokens for r in self.pending]
-        assert self._context == [r.computed_tokens for r in self.pending]
+        assert list(self._dues) == [r.due_s for r in self.pending]
+        assert list(self._remaining) == [r.remaining_tokens for r in self.pending]
+        assert list(self._context) == [r.computed_tokens for r in self.pending]
+        assert list(self._promised) == [r.promised for r in self.pending]
         assert all(r.phase in (Phase.WAITING, Phase.PREFILL) for r in self.pending)
         assert self.prefilling == sum(r.phase is Phase.PREFILL for r in self.pending)
         assert all(r.phase is Phase.DECODE for r in self.decoding.values())
@@ -210,10 +229,13 @@ class Ledger:
         at = bisect.bisect_left(self._keys, key)
         self._keys.insert(at, key)
         self.pending.insert(at, request)
+        self._dues.insert(at, request.due_s)
         self._remaining.insert(at, request.target_tokens - request.computed_tokens)
         self._context.insert(at, request.computed_tokens)
+        self._promised.insert(at, request.promised)
 
     def _remove(self, request: RequestState) -> None:
         at = self._index(request)
         self.prefilling -= request.phase is Phase.PREFILL
-        del self.pending[at], self._keys[at], self._remaining[at], self._context[at]
+        del self.pending[at], self._keys[at], self._dues[at]
+        del self._remaining[at], self._context[at], self._promised[at]

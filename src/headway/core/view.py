@@ -43,24 +43,31 @@ class EngineView:
     residual_s: float = 0.0
     blocking_s: float = 0.25  # longest step while a request of the tightest class may arrive
 
+    _slack: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
+
     @property
     def slack_s(self) -> float:
         """Least slack of the decodes that can still be on time, from the end of the step in flight; inf if none.
 
         A decode that is late counts when decode-only steps bring it back in time before its last token; one that
-        is lost for good must not slow the others down.
+        is lost for good must not slow the others down. Worked out once: a view is of one moment.
         """
-        cost = self.cost
-        end = self.now_s + self.residual_s
-        alone = cost.envelope(0, len(self.ledger.decoding), self.ledger.context_tokens, 0)
+        if not self._slack:
+            self._slack.append(self._least_due_s() - self.now_s - self.residual_s)
+        return self._slack[0]
+
+    def _least_due_s(self) -> float:
+        decoding = self.ledger.decoding
+        alone = self.cost.envelope(0, len(decoding), self.ledger.context_tokens, 0)
+        earliest = self.now_s + self.residual_s + alone
         least = math.inf
-        for request in self.ledger.decoding.values():
+        for request in decoding.values():
             due = request.next_due_s
             if due < least and (
-                due - end >= alone or due + request.remaining_output * (request.slo.pace_s - alone) >= end + alone
+                due >= earliest or due + request.remaining_output * (request.slo.pace_s - alone) >= earliest
             ):
                 least = due
-        return least - end
+        return least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

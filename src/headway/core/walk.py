@@ -12,14 +12,14 @@ Lengths. Until the first pending prefill joins the decodes, the slack that they 
 L_j = min(blocking allowance, slack_j), slack_{j+1} = slack_j - L_j + s. From then on a stream without banked slack
 may exist, so L_j = s, the tightest pace. With nothing decoding, L_j is the blocking allowance.
 
-`capacity` is the vectorised walk, `capacity_naive` the loop that tests compare it with, and `closed_form` the bound
-with one constant capacity: the walk never finishes later.
+`capacity` is the vectorised walk along the expected course, `capacity_naive` the loop that tests compare it with.
+`guaranteed` is the walk that no run can be later than, `closed_form` the same with one constant capacity.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +62,7 @@ def work_s(cost: CostCoefficients, remaining: Sequence[int] | Floats, context: S
     return cost.a * tokens + cost.x * tokens * (np.asarray(context, dtype=np.float64) + tokens / 2)
 
 
-def decode_counts(decoding: Sequence[RequestState], steps: int) -> Floats:
+def decode_counts(decoding: Collection[RequestState], steps: int) -> Floats:
     """Return how many of the decodes may still run in step 1, 2, ..., `steps`."""
     left = [r.max_output_tokens - r.output_tokens for r in decoding]
     ends = np.bincount(np.clip(np.asarray(left, dtype=np.int64), 0, steps), minlength=steps + 1)
@@ -71,7 +71,14 @@ def decode_counts(decoding: Sequence[RequestState], steps: int) -> Floats:
 
 
 def lengths(
-    *, steps: int, pace_s: float, blocking_s: float, slack_s: float, floor_s: float, base_s: Floats, until_s: float
+    *,
+    steps: int,
+    pace_s: float,
+    blocking_s: float,
+    slack_s: float,
+    floor_s: float,
+    base_s: Floats,
+    until_s: float,
 ) -> Floats:
     """Return the length L_j of each of `steps` steps.
 
@@ -118,9 +125,11 @@ def capacity(
     decodes: Floats,
     reserved_tokens: float,
     backlog: Floats,
-    strict: bool = False,
 ) -> Walk:
-    """Walk `len(decodes)` steps.
+    """Walk `len(decodes)` steps along their expected course.
+
+    The envelope's margin of j steps is taken to grow as that of independent errors, sqrt(L_1^2 + ... + L_j^2), which
+    equals the envelope for one step.
 
     Args:
         cost: coefficients of the mean step.
@@ -132,8 +141,6 @@ def capacity(
         decodes: decodes of today still running in step j (`decode_counts`).
         reserved_tokens: K*.
         backlog: cumulative work H of the pending prefills in the order of service, seconds, non-decreasing.
-        strict: count every step at its envelope. Otherwise the envelope's margin of j steps is taken to grow as
-            that of independent errors, sqrt(L_1^2 + ... + L_j^2), which equals the envelope for one step.
     """
     steps = len(decodes)
     base = cost.g + cost.k * reserved_tokens
@@ -154,8 +161,7 @@ def capacity(
     counts = np.bincount(np.minimum(joined, steps), minlength=steps + 1)[:steps]
     room = np.maximum(whole - cost.b * (decodes + np.cumsum(counts)), 0.0)
     ends = np.cumsum(per_step)
-    if not strict:
-        ends = (ends + (factor - 1.0) * np.sqrt(np.cumsum(per_step * per_step))) / factor
+    ends = (ends + (factor - 1.0) * np.sqrt(np.cumsum(per_step * per_step))) / factor
     return Walk(cumulative=np.cumsum(room), ends_s=ends)
 
 
@@ -187,21 +193,93 @@ def capacity_naive(
     return cumulative
 
 
-def closed_form(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """What a full step carries at worst.
+
+    Attributes:
+        step_s: shortest length that the decodes leave a step, min(tightest pace, blocking allowance).
+        length_s: shortest length of a full step: less what may be left over in it, and what the token budget ends.
+        room_s: prefill work of `length_s` with everything accepted decoding (may be negative).
+        uniform: the token budget ends steps, so that departures of decodes must not be counted on.
+    """
+
+    step_s: float
+    length_s: float
+    room_s: float
+    uniform: bool
+
+
+def worst_slot(
     cost: CostCoefficients,
     *,
     step_s: float,
     factor: float,
-    decodes: int,
-    pending: int,
+    served: int,
     reserved_tokens: float,
-    backlog_s: float,
-) -> float:
-    """Return ceil(H / w_min) * s with w_min at n* = |P| + |N| for ever, inf when nothing fits a step.
+    waste_s: float,
+    step_tokens: int,
+) -> Slot:
+    """Return the worst full step.
 
-    docs/design.md, section 5 (TTFT test), in seconds of work instead of tokens.
+    Args:
+        cost: coefficients of the mean step.
+        step_s: min(tightest pace, blocking allowance).
+        factor: envelope / mean, f.
+        served: n*, everything accepted and the candidate.
+        reserved_tokens: K*.
+        waste_s: work of the largest chunk that a step may leave out because it is too small.
+        step_tokens: prompt tokens that the token budget leaves a step with n* decodes.
     """
-    room = step_s / factor - cost.g - cost.b * (decodes + pending) - cost.k * reserved_tokens
-    if room <= 0:
-        return math.inf
-    return max(1, math.ceil(backlog_s / room - 1e-9)) * step_s
+    base = cost.g + cost.b * served + cost.k * reserved_tokens
+    length = step_s - factor * waste_s
+    tokens_s = max(0.0, cost.a * step_tokens)
+    uniform = cost.g + tokens_s < length / factor
+    if uniform:
+        length = min(length, factor * (base + tokens_s))
+    return Slot(step_s=step_s, length_s=length, room_s=length / factor - base, uniform=uniform)
+
+
+def guaranteed(
+    cost: CostCoefficients, slot: Slot, *, factor: float, decodes: Floats, reserved_tokens: float, backlog: Floats
+) -> Floats:
+    """Return a time by which each backlog is done in EVERY run whose steps stay under their envelope.
+
+    Full steps are at least `slot.length_s` long, so up to a time T they pay their fixed cost, and a decode that is
+    there for m steps pays b, at most min(m, T / length) times; what is left of T is prefill work. A pending prefill
+    decodes no sooner than after the work before it. Real steps may be longer than slots and end out of phase with
+    them, and a step that completes a first token ends by its deadline: one `step_s` more pays for that, as then at
+    least `step_s` is left when the last step of a request begins.
+
+    Args:
+        cost: coefficients of the mean step.
+        slot: the worst full step.
+        factor: envelope / mean, f.
+        decodes: decodes of today still running in slot j (`decode_counts`); as many slots are walked.
+        reserved_tokens: K*.
+        backlog: cumulative work H of the pending prefills in the order of service, seconds, non-decreasing.
+    """
+    steps = len(decodes)
+    if slot.length_s <= 0:
+        return np.full(len(backlog), math.inf)
+    if slot.uniform:
+        room = np.full(steps, max(slot.room_s, 0.0))
+    else:
+        soonest = np.minimum(factor * backlog / slot.length_s, steps).astype(np.int64)
+        joined = np.cumsum(np.bincount(soonest, minlength=steps + 1)[:steps])
+        base = cost.g + cost.k * reserved_tokens
+        room = np.maximum(slot.length_s / factor - base - cost.b * (decodes + joined), 0.0)
+    ends = slot.length_s * np.arange(1, steps + 1, dtype=np.float64) + slot.step_s
+    return Walk(cumulative=np.cumsum(room), ends_s=ends).finish_s(backlog)
+
+
+def closed_form(slot: Slot, backlog: Floats) -> Floats:
+    """Return ceil(H / w) * L + s with everything accepted decoding for ever; inf when nothing fits a step.
+
+    The TTFT test of docs/design.md, section 5, in seconds of work instead of tokens, and one step longer (see
+    `guaranteed`, which is never later).
+    """
+    if slot.room_s <= 0 or slot.length_s <= 0:
+        return np.full(len(backlog), math.inf)
+    slots = np.maximum(1.0, np.ceil(backlog / slot.room_s - 1e-9))
+    return np.asarray(slots * slot.length_s + slot.step_s)
