@@ -87,6 +87,8 @@ def convert(
     zero_output: ZeroOutput = "drop",
 ) -> None:
     """Read a trace, cut and scale it as asked, and write it as Headway JSONL."""
+    from dataclasses import replace
+
     from headway.trace import write
 
     trace = _load(
@@ -106,6 +108,9 @@ def convert(
         classes=None if classes is None else _rules(classes),
         spread_s=spread,
     )
+    if trace.format != "headway-jsonl":
+        origin = f"from {trace.source} ({trace.format}, sha256 {trace.sha256})"
+        trace = replace(trace, history=(origin, *trace.history))
     write(trace, target)
     _print_written(trace, target)
 
