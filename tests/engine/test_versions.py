@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
+import sys
 
 import pytest
 
@@ -73,3 +75,11 @@ def test_missing_plug_points_are_all_named(monkeypatch: pytest.MonkeyPatch) -> N
     )
     with pytest.raises(EngineError, match=r"headway\.nowhere\.Gone, InputError\.away;"):
         versions.check_plug_points()
+
+
+@pytest.mark.engine
+def test_supported_vllm_has_every_plug_point() -> None:
+    """The installed vLLM holds all that the adapter relies on (asked in a process of its own: it imports vLLM)."""
+    script = "from headway.engine.vllm import versions; versions.check(); versions.check_plug_points()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
