@@ -196,14 +196,24 @@ class TokenStream:
 
 
 def share_out(total: int, weights: list[int]) -> list[int]:
-    """Share `total` >= len(weights) out in proportion to `weights`, at least one each (largest remainder)."""
-    spare, whole = total - len(weights), sum(weights)
-    exact = [spare * weight / whole for weight in weights]
-    shares = [int(value) for value in exact]
-    order = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))
-    for i in order[: spare - sum(shares)]:
+    """Share `total` >= len(weights) out in proportion to `weights`: at least one each, largest remainder, ties first."""
+    shares = [0] * len(weights)
+    rest, others = total, list(range(len(weights)))
+    while True:
+        whole = sum(weights[i] for i in others)
+        small = {i for i in others if rest * weights[i] < whole}
+        if not small:
+            break
+        for i in small:
+            shares[i] = 1
+        rest -= len(small)
+        others = [i for i in others if i not in small]
+    for i in others:
+        shares[i] = rest * weights[i] // whole
+    by_remainder = sorted(others, key=lambda i: (-(rest * weights[i] % whole), i))
+    for i in by_remainder[: rest - sum(shares[i] for i in others)]:
         shares[i] += 1
-    return [share + 1 for share in shares]
+    return shares
 
 
 def chunk_text(line: bytes) -> str:
