@@ -60,6 +60,17 @@ def load_arm(text: str, *, allow_invalid: bool = False) -> Arm:
     return Arm(name=name or label or rest.rstrip("/").split("/")[-1], runs=runs)
 
 
+def distinct(arms: Sequence[Arm]) -> list[Arm]:
+    """Return `arms` with names that tell them apart: a name used twice becomes that of its first run folder."""
+    names = [arm.name for arm in arms]
+    made = [
+        arm if names.count(arm.name) == 1 else Arm(name=arm.runs[0].path.name, runs=arm.runs) for arm in arms
+    ]
+    if len({arm.name for arm in made}) == len(made):
+        return made
+    return [Arm(name=str(arm.runs[0].path), runs=arm.runs) for arm in arms]
+
+
 def _check(run: Run, allow_invalid: bool) -> None:
     if run.frame.is_empty():
         raise InputError(f"{run.path}: the run has no requests: expected at least one")

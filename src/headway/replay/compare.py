@@ -29,6 +29,7 @@ from headway.replay.bootstrap import (
 )
 from headway.replay.contrast import Contrast, contrast
 from headway.replay.metrics import Metric
+from headway.replay.noise import NoiseFloor
 from headway.replay.stats import CONFIDENCE, min_n, percentile, span_s, wilson
 
 Floats = NDArray[np.float64]
@@ -139,19 +140,25 @@ def compare(
     draws: int = DRAWS,
     seed: int = 0,
     confidence: float = CONFIDENCE,
-    floors: Mapping[str, float] | None = None,
+    floor: NoiseFloor | None = None,
 ) -> Comparison:
     """Return the comparison of `other` with the baseline `base`, level by level and class by class.
 
-    `names` are metric names (`metrics.known()`). `floors` maps `metric` or `class:metric` to the noise floor on the
-    working scale (log ratio; difference for shares); with it nothing under the floor is called, and a metric without
-    a floor is not called at all. The verdicts on P99 TTFT and P99 TPOT are taken together, each at
+    `names` are metric names (`metrics.known()`). With a noise `floor` nothing under it is called, and a metric that
+    it does not know is not called at all. The verdicts on P99 TTFT and P99 TPOT are taken together, each at
     1 - (1 - confidence) / 2 (Bonferroni); every other interval stands alone at `confidence`. Raises `InputError` as
     `arms.levels` does and for an unknown metric.
     """
     wanted = [metrics_.parse(name) for name in dict.fromkeys(names)]
     results = tuple(
-        _compare_level(level, wanted, draws, seed + number, confidence, floors)
+        _compare_level(
+            level,
+            wanted,
+            draws,
+            seed + number,
+            confidence,
+            floor.working(len(level.base), len(level.other)) if floor is not None else None,
+        )
         for number, level in enumerate(arms_.levels(base, other))
     )
     return Comparison(base=base, other=other, levels=results, draws=draws, seed=seed)
@@ -190,29 +197,24 @@ def _block(series: Sequence[Sequence[Floats]]) -> int:
 def _blocks(level: Level) -> tuple[int, int]:
     """Return the block length of each arm, from TTFT and TPOT; an unserved request ranks last.
 
-    Paired rows share the trace's bursts, so what matters is how long the difference between the arms remembers.
+    Paired rows are drawn together, so both arms share one length: the longest memory of either and of their
+    difference.
     """
-    columns = ("ttft_s", "tpot_s")
 
     def read(frame: pl.DataFrame, column: str) -> Floats:
         return frame[column].fill_null(math.inf).to_numpy()
 
+    columns = ("ttft_s", "tpot_s")
+    own = [
+        _block([[read(frame, column) for frame in frames] for column in columns])
+        for frames in (level.base, level.other)
+    ]
     if not level.paired:
-        one, two = (
-            _block([[read(frame, column) for frame in frames] for column in columns])
-            for frames in (level.base, level.other)
-        )
-        return one, two
-    length = _block(
-        [
-            [
-                _rank_change(read(a, column), read(b, column))
-                for a, b in zip(level.base, level.other, strict=True)
-            ]
-            for column in columns
-        ]
-    )
-    return length, length
+        return own[0], own[1]
+    pairs = list(zip(level.base, level.other, strict=True))
+    change = _block([[_rank_change(read(a, c), read(b, c)) for a, b in pairs] for c in columns])
+    longest = max(*own, change)
+    return longest, longest
 
 
 def _rank_change(base: Floats, other: Floats) -> Floats:
@@ -474,7 +476,15 @@ def _own(
         return None
     floor = _share_floor(metric, [point], [n])
     return contrast(
-        point, drawn, scale="plain", blocks=blocks, clustered=clustered, repeats=repeats, floor_se=floor
+        point,
+        drawn,
+        scale="plain",
+        blocks=blocks,
+        clustered=clustered,
+        repeats=repeats,
+        floor_se=floor,
+        least=0.0,
+        most=1.0 if metric.kind == "share" else math.inf,
     )
 
 

@@ -26,7 +26,7 @@ class Contrast:
     `point` and `draws` (sorted, no NaN) are on the working scale: "log" (the log of a ratio; read out as a relative
     change, 0.05 = 5 % more) or "plain". `widen` >= 1 is the ratio of the whole standard error, with the spread
     between repeats, to the one inside runs; `degrees` are those of the Student t factor. `floor_se` is the standard
-    error where equal draws show none.
+    error where equal draws show none. Nothing is read out below `least` or above `most` (a share stays in 0..1).
     """
 
     point: float
@@ -35,6 +35,8 @@ class Contrast:
     widen: float = 1.0
     degrees: float = math.inf
     floor_se: float = 0.0
+    least: float = -math.inf
+    most: float = math.inf
 
     @property
     def value(self) -> float:
@@ -77,7 +79,7 @@ class Contrast:
 
     def _out(self, working: float) -> float:
         if self.scale == "plain":
-            return working
+            return min(max(working, self.least), self.most)
         return math.expm1(working) if working < 700 else math.inf
 
 
@@ -90,6 +92,8 @@ def contrast(
     clustered: Floats | None = None,
     repeats: int = 1,
     floor_se: float = 0.0,
+    least: float = -math.inf,
+    most: float = math.inf,
 ) -> Contrast:
     """Return the contrast from draws that resample inside repeats and, with `clustered`, over repeats as well.
 
@@ -114,7 +118,16 @@ def contrast(
         if seen > 0.0:
             widen = math.sqrt(total / seen)
         floor_se = max(floor_se, math.sqrt(between))
-    return Contrast(point=point, draws=draws, scale=scale, widen=widen, degrees=degrees, floor_se=floor_se)
+    return Contrast(
+        point=point,
+        draws=draws,
+        scale=scale,
+        widen=widen,
+        degrees=degrees,
+        floor_se=floor_se,
+        least=least,
+        most=most,
+    )
 
 
 def _spread(draws: Floats) -> float:

@@ -45,7 +45,7 @@ class GateResult:
     """What a gate said at one level: measured number with its interval, on the scale of the limit."""
 
     gate: Gate
-    level: str
+    level: str  # candidate and load level
     outcome: str  # PASS, FAIL or CANNOT_TELL
     value: float | None
     low: float | None
@@ -122,13 +122,14 @@ def judge(gate: Gate, comparison: Comparison, *, confidence: float) -> list[Gate
     """
     results = []
     for level in comparison.levels:
+        label = f"{comparison.other.name}, {level.level.label}"
         found = [
             c for c in level.changes if c.metric.name == gate.metric.name and c.slo_class == gate.slo_class
         ]
         if not found:
-            results.append(_absent(gate, level.level.label, level.changes))
+            results.append(_absent(gate, label, level.changes))
         else:
-            results.append(_judge(gate, level.level.label, found[0], confidence))
+            results.append(_judge(gate, label, found[0], confidence))
     return results
 
 

@@ -116,8 +116,8 @@ def parse(name: str) -> Metric:
 def values(metric: Metric, frame: pl.DataFrame) -> Floats:
     """Return one float a row of `frame`.
 
-    Percentiles: seconds, NaN for a request without the value or not `ok` (the latter +inf when adjusted). Shares: 0 or 1.
-    Rates: what the request adds to the numerator.
+    Percentiles: seconds, NaN for a request without the value or not `ok` (the latter +inf when adjusted).
+    Shares: 0 or 1. Rates: what the request adds to the numerator.
     """
     if metric.kind == "percentile":
         column = frame.select(COLUMNS[metric.column][0].cast(pl.Float64).fill_null(float("nan")))
