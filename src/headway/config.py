@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headway.core.slo import MAX_TARGET_S, Slo
 from headway.errors import InputError
 
+#: Class of the start-up sweep: always known, without targets.
+CALIBRATION_CLASS = "calibration"
+
 _Milliseconds = Annotated[float, Field(gt=0, le=MAX_TARGET_S * 1e3, allow_inf_nan=False, strict=True)]
 
 
@@ -64,8 +67,8 @@ class Config(_Strict):
 
     @property
     def classes(self) -> dict[str, SloClass]:
-        """Every class by name, the default one included."""
-        return {self.default_class: SloClass(), **self.class_}
+        """Every class by name, the default one and that of the start-up sweep included."""
+        return {self.default_class: SloClass(), CALIBRATION_CLASS: SloClass(), **self.class_}
 
 
 def load(path: str | Path) -> Config:

@@ -86,6 +86,9 @@ class ResponseTime:
         if request.arrival_s + alone > request.due_s:
             return Reject(reason=Reason.NEVER_FITS, bound_s=start + alone)
         served = len(ledger.pending) + len(ledger.decoding)
+        if not served:
+            # Nothing can be lost, and a cost that was learned in a bad moment is only unlearned by serving.
+            return Accept(bound_s=start + alone)
         # Each request may waste most of one block, so count one more for each.
         if kv.blocks(ledger.reserved_tokens + tokens) + served + 1 > kv.total_blocks or served >= view.max_running:
             return Reject(reason=Reason.KV, retry_after_s=self._departure_s(view))
@@ -100,22 +103,22 @@ class ResponseTime:
         at = ledger.place(request)
         own = cost.work_s(request.remaining_tokens, request.computed_tokens)
         work = work_s(cost, remaining, context)
-        ahead = np.cumsum(work)
+        ahead = work.cumsum()
         before = float(ahead[at - 1]) if at else 0.0
-        with_it = np.concatenate((ahead[:at], [before + own], ahead[at:] + own))
+        with_it = np.concatenate((ahead[:at], (before + own,), ahead[at:] + own))
         horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
-        longest = max(request.prompt_tokens, int(np.max(remaining + context, initial=0)))
-        finish = start + self._finish(view, pace, reserved, with_it, horizon, longest)
-        bound = float(finish[at])
+        # Finishing times of the candidate and of everything behind it in deadline order.
+        finish = start + self._finish(view, request, pace, horizon, with_it, at)
+        bound = float(finish[0])
         late = bound - request.due_s
         detail = None
         if late <= 0:
-            overdue = finish[at + 1 :] - dues[at:]
+            overdue = finish[1:] - dues[at:]
             broken = promised[at:] & (overdue > 0)
             if broken.any():
                 if self.method == "walk" and not self.strict:
                     # Only a promise that holds without the candidate can be broken by it.
-                    held = start + self._finish(view, pace, reserved, ahead, horizon, longest)[at:]
+                    held = start + self._finish(view, request, pace, horizon, ahead, at)
                     broken &= held <= dues[at:]
                 else:
                     # The bound of a promise that holds may have grown since (more context, a tighter pace), so only
@@ -154,11 +157,12 @@ class ResponseTime:
         return min(ends, default=None)
 
     def _finish(
-        self, view: EngineView, pace: float, reserved: int, backlog: Floats, horizon_s: float, longest: int
+        self, view: EngineView, request: RequestState, pace: float, horizon_s: float, backlog: Floats, since: int
     ) -> Floats:
-        """Time from the start of the next step until each entry of the cumulative backlog is computed."""
+        """Time from the start of the next step until each entry of the cumulative backlog from `since` on is done."""
         ledger, cost, factor = view.ledger, view.cost.mean, view.cost.factor
         decoding = ledger.decoding.values()
+        reserved = ledger.reserved_tokens + request.reserved_tokens
         if self.method == "walk" and not self.strict:
             return capacity(
                 cost,
@@ -170,8 +174,10 @@ class ResponseTime:
                 decodes=decode_counts(decoding, _steps(horizon_s * factor, min(pace, view.blocking_s))),
                 reserved_tokens=reserved,
                 backlog=backlog,
-            ).finish_s(backlog)
+            ).finish_s(backlog[since:])
         served = len(ledger.decoding) + len(ledger.pending) + 1
+        _, remaining, context, _ = ledger.columns()
+        longest = max(request.prompt_tokens, float((remaining + context).max(initial=0.0)))
         slot = worst_slot(
             cost,
             step_s=min(pace, view.blocking_s),
@@ -182,9 +188,10 @@ class ResponseTime:
             step_tokens=view.max_step_tokens - served,
         )
         if self.method == "closed":
-            return closed_form(slot, backlog)
+            return closed_form(slot, backlog[since:])
         counts = decode_counts(decoding, _steps(horizon_s, slot.length_s))
-        return guaranteed(cost, slot, factor=factor, decodes=counts, reserved_tokens=reserved, backlog=backlog)
+        walk = guaranteed(cost, slot, factor=factor, decodes=counts, reserved_tokens=reserved, backlog=backlog)
+        return walk.finish_s(backlog[since:])
 
     def _crowds_out(
         self, view: EngineView, request: RequestState, own: float, backlog: float, pace: float, reserved: int

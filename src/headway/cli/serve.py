@@ -40,6 +40,9 @@ def register(app: typer.Typer) -> None:
         policy: Annotated[str | None, typer.Option(help="Ordering and step size, over the config's.")] = None,
         admission: Annotated[str | None, typer.Option(help="Admission test, over the config's.")] = None,
         stock: Annotated[bool, typer.Option("--stock", help="Plain vLLM, without Headway.")] = False,
+        calibrate: Annotated[
+            bool, typer.Option(help="Learn the step cost from a short sweep before the first request.")
+        ] = True,
     ) -> None:
         words = list(ctx.args)
         model = words.pop(0) if words and not words[0].startswith("-") else None
@@ -70,11 +73,11 @@ def register(app: typer.Typer) -> None:
             extra=words,
         )
         _say(f"starting vLLM {version}{'' if stock else ' with Headway'} for {command.model}")
-        raise typer.Exit(run(Server(command)))
+        raise typer.Exit(run(Server(command), calibrate=calibrate and not stock))
 
 
-def run(server: Server) -> int:
-    """Serve until the server ends or this process is asked to stop; return the exit code.
+def run(server: Server, *, calibrate: bool = False) -> int:
+    """Serve (after a calibration sweep) until the server ends or is asked to stop; return the exit code.
 
     SIGINT, SIGTERM and SIGHUP are passed on. Raises the explaining HeadwayError when the server ends by itself
     with a failure.
@@ -95,6 +98,11 @@ def run(server: Server) -> int:
             if asked:
                 return 128 + asked[0]
             raise
+        if calibrate:
+            from headway.engine.vllm import calibrate as calibration
+
+            _say("calibrating: a few prompts teach the step cost")
+            calibration.sweep(server.url, server.model, headway=True)
         _say(f"serving {server.model} on {server.url}/v1 (ready after {seconds:.0f} s)")
         code = server.wait()
         if code and not asked:

@@ -69,6 +69,11 @@ class CostCoefficients:
 UNKNOWN = CostCoefficients(g=0.02, a=0.0005, b=0.0003)
 
 
+#: Largest envelope / mean. When single steps err by more than this, no step size can be promised, and sizing every
+#: step for the worst stall would refuse nearly everybody; the measured exceedance shows that promises are at risk.
+FACTOR_LIMIT = 2.0
+
+
 class _Envelope:
     """Sliding window of ratios measured / predicted with its conformal quantile and its own exceedance rate."""
 
@@ -91,9 +96,9 @@ class _Envelope:
         m = len(self._sorted)
         rank = math.ceil((m + 1) * (1 - self.eps))
         if rank <= m:
-            self.factor = max(1.0, self._sorted[rank - 1])
+            self.factor = min(max(1.0, self._sorted[rank - 1]), FACTOR_LIMIT)
         elif m >= 8:  # too few for this eps: the largest seen is the best statement there is
-            self.factor = max(1.0, self._sorted[-1])
+            self.factor = min(max(1.0, self._sorted[-1]), FACTOR_LIMIT)
 
     @property
     def exceeded(self) -> tuple[int, int]:
