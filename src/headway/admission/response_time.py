@@ -86,7 +86,7 @@ class ResponseTime:
         if request.arrival_s + alone > request.due_s:
             return Reject(reason=Reason.NEVER_FITS, bound_s=start + alone)
         served = len(ledger.pending) + len(ledger.decoding)
-        if not served:
+        if not served and not self.strict:
             # Nothing can be lost, and a cost that was learned in a bad moment is only unlearned by serving.
             return Accept(bound_s=start + alone)
         # Each request may waste most of one block, so count one more for each.

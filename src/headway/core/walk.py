@@ -51,9 +51,9 @@ class Walk:
 
     def finish_s(self, backlog_s: Floats) -> Floats:
         """Return the time until each backlog (seconds of work) is done; inf beyond the walk. Same shape."""
-        at = np.searchsorted(self.cumulative, np.asarray(backlog_s) - 1e-9)
-        beyond = at >= len(self.cumulative)
-        return np.where(beyond, math.inf, self.ends_s[np.minimum(at, len(self.ends_s) - 1)])
+        # One more entry than steps: what is done by none of them.
+        ends = np.append(self.ends_s, math.inf)
+        return np.asarray(ends[self.cumulative.searchsorted(backlog_s - 1e-9)])
 
 
 def work_s(cost: CostCoefficients, remaining: Sequence[int] | Floats, context: Sequence[int] | Floats) -> Floats:
@@ -64,10 +64,10 @@ def work_s(cost: CostCoefficients, remaining: Sequence[int] | Floats, context: S
 
 def decode_counts(decoding: Collection[RequestState], steps: int) -> Floats:
     """Return how many of the decodes may still run in step 1, 2, ..., `steps`."""
-    left = [r.max_output_tokens - r.output_tokens for r in decoding]
-    ends = np.bincount(np.clip(np.asarray(left, dtype=np.int64), 0, steps), minlength=steps + 1)
+    left = np.array([r.max_output_tokens - r.output_tokens for r in decoding], dtype=np.int64)
+    ends = np.bincount(np.minimum(np.maximum(left, 0), steps), minlength=steps + 1)
     # A decode with m tokens left runs in steps 1..m.
-    return (len(left) - np.cumsum(ends[:steps])).astype(np.float64)
+    return len(left) - ends[:steps].cumsum().astype(np.float64)
 
 
 def lengths(
@@ -155,14 +155,14 @@ def capacity(
     )
     whole = per_step / factor - base
     # Pass 1: capacity if no pending prefill ever joined the decodes: their earliest completion.
-    first = np.cumsum(np.maximum(whole - cost.b * decodes, 0.0))
-    joined = np.searchsorted(first, backlog - 1e-9) + 1  # done within this step, a decode from the next on
-    # counts[j] prefills are done in step j (1-based); step j + 1, at index j, has them among its decodes.
-    counts = np.bincount(np.minimum(joined, steps), minlength=steps + 1)[:steps]
-    room = np.maximum(whole - cost.b * (decodes + np.cumsum(counts)), 0.0)
-    ends = np.cumsum(per_step)
-    ends = (ends + (factor - 1.0) * np.sqrt(np.cumsum(per_step * per_step))) / factor
-    return Walk(cumulative=np.cumsum(room), ends_s=ends)
+    free = whole - cost.b * decodes
+    first = np.maximum(free, 0.0).cumsum()
+    # Done within step j, a decode from step j + 1 on: at index j, those done in steps 1..j.
+    free[1:] -= cost.b * backlog.searchsorted(first[:-1] + 1e-9, side="right")
+    room = np.maximum(free, 0.0)
+    ends = per_step.cumsum()
+    ends = (ends + (factor - 1.0) * np.sqrt((per_step * per_step).cumsum())) / factor
+    return Walk(cumulative=room.cumsum(), ends_s=ends)
 
 
 def capacity_naive(
@@ -242,8 +242,8 @@ def worst_slot(
 
 def guaranteed(
     cost: CostCoefficients, slot: Slot, *, factor: float, decodes: Floats, reserved_tokens: float, backlog: Floats
-) -> Floats:
-    """Return a time by which each backlog is done in EVERY run whose steps stay under their envelope.
+) -> Walk:
+    """Walk slots that no run whose steps stay under their envelope is later than.
 
     Full steps are at least `slot.length_s` long, so up to a time T they pay their fixed cost, and a decode that is
     there for m steps pays b, at most min(m, T / length) times; what is left of T is prefill work. A pending prefill
@@ -261,16 +261,16 @@ def guaranteed(
     """
     steps = len(decodes)
     if slot.length_s <= 0:
-        return np.full(len(backlog), math.inf)
-    if slot.uniform:
+        room = np.zeros(steps)
+    elif slot.uniform:
         room = np.full(steps, max(slot.room_s, 0.0))
     else:
         soonest = np.minimum(factor * backlog / slot.length_s, steps).astype(np.int64)
-        joined = np.cumsum(np.bincount(soonest, minlength=steps + 1)[:steps])
+        joined = np.bincount(soonest, minlength=steps + 1)[:steps].cumsum()
         base = cost.g + cost.k * reserved_tokens
         room = np.maximum(slot.length_s / factor - base - cost.b * (decodes + joined), 0.0)
     ends = slot.length_s * np.arange(1, steps + 1, dtype=np.float64) + slot.step_s
-    return Walk(cumulative=np.cumsum(room), ends_s=ends).finish_s(backlog)
+    return Walk(cumulative=room.cumsum(), ends_s=ends)
 
 
 def closed_form(slot: Slot, backlog: Floats) -> Floats:

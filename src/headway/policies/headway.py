@@ -65,7 +65,9 @@ class Headway:
             whole = request.target_tokens - context
             if whole <= 0:
                 continue  # beyond the window: its last chunk is in flight
-            tokens = min(max(cost.tokens_within(room, context), least), whole, left)
+            work = cost.work_s(whole, context)
+            tokens = whole if work <= room else max(cost.tokens_within(room, context), least)
+            tokens = min(tokens, whole, left)
             if tokens <= 0 or (tokens < whole and tokens < min(self.min_chunk, left)):
                 break
             if request.phase is Phase.WAITING:
@@ -76,7 +78,8 @@ class Headway:
             least = 0
             chunks[request.id] = tokens
             left -= tokens
-            work = cost.work_s(tokens, context)
+            if tokens < whole:
+                work = cost.work_s(tokens, context)
             base += work
             room -= work
             if tokens == whole and request.has_target:
