@@ -56,14 +56,19 @@ class CostCoefficients:
 
     def tokens_within(self, seconds: float, context: float) -> int:
         """Return the largest chunk after `context` tokens whose `work_s` is at most `seconds` (0 if none)."""
-        if seconds <= 0 or self.a + self.x <= 0:
+        if seconds <= 0:
             return 0
+        if self.a + self.x <= 0:
+            return NO_LIMIT
         linear = self.a + self.x * context
         if self.x * seconds < 1e-6 * linear * linear:
             return int(seconds / linear + 1e-9)
         # Positive root of (x/2) t^2 + linear t - seconds = 0, in the form that does not cancel.
         return int(2 * seconds / (linear + math.sqrt(linear * linear + 2 * self.x * seconds)) + 1e-9)
 
+
+#: Tokens that cost nothing fit without limit.
+NO_LIMIT = 1 << 31
 
 #: Only a starting point so that the first steps of an uncalibrated engine are sized at all.
 UNKNOWN = CostCoefficients(g=0.02, a=0.0005, b=0.0003)

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import chain, islice
 
 from headway.core import EngineView, Phase, RequestState, StepPlan
@@ -58,14 +59,12 @@ class Headway:
                 room, least = floor, self.min_chunk
         chunks: dict[str, int] = {}
         starts: list[str] = []
-        left = view.max_step_tokens - decodes
+        budget = left = view.max_step_tokens - decodes
         slots = view.max_running - len(ledger.decoding) - ledger.prefilling
-        for request in chain(self._order(view, head, max(room, floor)), islice(ledger.pending, self.window, None)):
+        start, factor = view.now_s + view.residual_s, view.cost.factor
+        for work, request in chain(self._order(view, head, max(room, floor)), self._behind(view)):
             context = request.computed_tokens
             whole = request.target_tokens - context
-            if whole <= 0:
-                continue  # beyond the window: its last chunk is in flight
-            work = cost.work_s(whole, context)
             tokens = whole if work <= room else max(cost.tokens_within(room, context), least)
             tokens = min(tokens, whole, left)
             if tokens <= 0 or (tokens < whole and tokens < min(self.min_chunk, left)):
@@ -84,11 +83,11 @@ class Headway:
             room -= work
             if tokens == whole and request.has_target:
                 # Its first token leaves with the step: later prompts must not fill the step past its deadline.
-                spare = (request.due_s - view.now_s - view.residual_s) / view.cost.factor - base
+                spare = (request.due_s - start) / factor - base
                 if 0 <= spare < room:
                     room = spare
         return StepPlan(
-            token_budget=max(1, decodes + sum(chunks.values())),
+            token_budget=max(1, decodes + budget - left),
             chunks=chunks,
             starts=tuple(starts),
             victims=self._victims(view, chunks, decodes),
@@ -106,30 +105,39 @@ class Headway:
         missing = view.cost.mean.work_s(self.min_chunk, 0) - room
         return missing / gain * base > 4 * view.blocking_s
 
-    def _order(self, view: EngineView, head: list[RequestState], room: float) -> list[RequestState]:
-        """Deadline order with safe jumps; what can't be on time any more goes last."""
+    def _order(self, view: EngineView, head: list[RequestState], room: float) -> list[tuple[float, RequestState]]:
+        """(work, request) in deadline order with safe jumps; what can't be on time any more goes last."""
         cost = view.cost.mean
+        room = max(room, 1e-6)
         start = view.now_s + view.residual_s
         # Wall time of a second of prefill work when every step carries `room` of it.
         stretch = max(1.0, min(8.0, (room + cost.g + cost.b * len(view.ledger.decoding)) / room))
-        savable: list[RequestState] = []
-        lost: list[RequestState] = []
+        savable: list[tuple[float, RequestState]] = []
+        lost: list[tuple[float, RequestState]] = []
         done = 0.0
         least = math.inf  # least slack of the savable prefills so far
         best: tuple[float, int] | None = None  # (work, place) of the shortest that may go first
         for request in head:
-            work = cost.work_s(request.target_tokens - request.computed_tokens, request.computed_tokens)
-            if request.due_s - start < work and request.has_target:
-                lost.append(request)
+            computed, spare = request.computed_tokens, request.due_s - start
+            work = cost.work_s(request.target_tokens - computed, computed)
+            if spare < work and request.has_target:
+                lost.append((work, request))
                 continue
             if work * stretch <= least and (best is None or work < best[0]):
                 best = (work, len(savable))
             done += work
-            least = min(least, request.due_s - start - done * stretch)
-            savable.append(request)
+            least = min(least, spare - done * stretch)
+            savable.append((work, request))
         if self.jump and best is not None and best[1] > 0:
             savable.insert(0, savable.pop(best[1]))
         return savable + lost
+
+    def _behind(self, view: EngineView) -> Iterator[tuple[float, RequestState]]:
+        """(work, request) of what lies beyond the window, in deadline order."""
+        for request in islice(view.ledger.pending, self.window, None):
+            left = request.target_tokens - request.computed_tokens
+            if left > 0:  # otherwise its last chunk is in flight
+                yield view.cost.mean.work_s(left, request.computed_tokens), request
 
     @staticmethod
     def _victims(view: EngineView, chunks: dict[str, int], decodes: int) -> tuple[str, ...]:
