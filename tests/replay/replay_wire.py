@@ -112,7 +112,7 @@ async def serve(
                     await (probe(request, writer) if probe else good(request, writer))
                 else:
                     await answer(request, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             writer.close()

@@ -246,7 +246,6 @@ async def test_a_client_cap_does_not_hide_the_wait(tmp_path):
     assert all(later >= earlier for earlier, later in zip(ends, sends[1:], strict=False))
     assert result.frame["ttft_s"][5] >= 6 * 0.05
     assert result.frame["attained"][5] is False
-    assert result.meta["client"]["lateness"]["max_ms"] < 50.0
 
 
 async def test_requests_held_back_to_the_end_are_not_lost(tmp_path):

@@ -33,7 +33,7 @@ from headway.trace.record import Trace
 
 __all__ = ["Options", "Progress", "replay", "replay_async"]
 
-_LEAD_S = 0.2  # from the last preparation to the scheduled time 0
+_LEAD_S = 0.05  # from the last preparation to the scheduled time 0
 _IDLE_S = 0.005  # a gap in which a body may be built
 _PROGRESS_S = 0.5
 
@@ -155,8 +155,7 @@ class _Replay:
         lag = honesty.LoopLag(self.loop)
         self.alarm = Alarm(self.loop, self._tick)
         self.loop.set_exception_handler(self._fault)
-        # What exists by now stays out of the collector's sight: a full pass over it would stop the client for long.
-        gc.collect()
+        # What exists by now stays out of the collector's sight: a full pass over it would stop the client.
         gc.freeze()
         cpu = time.process_time()
         self.zero = time.perf_counter() + _LEAD_S

@@ -40,7 +40,7 @@ def at_start(
         "run_id": run_id,
         "label": options.label,
         "command": machine.command(),
-        "versions": machine.versions(),
+        "versions": dict(machine.versions()),
         "machine": machine.machine(),
         "clock": clock | {"event_loop": event_loop},
         "seed": options.seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import sys
@@ -21,6 +22,7 @@ def machine() -> dict:
     }
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of what takes part in measuring."""
     found = {"python": platform.python_version()}
