@@ -30,10 +30,12 @@ from headway.core import Accept, Defer, EngineView, Reason, Reject, RequestState
 from headway.core.walk import (
     MAX_STEPS,
     Floats,
+    Ints,
     capacity,
     closed_form,
     decode_counts,
     guaranteed,
+    outputs_left,
     work_s,
     worst_slot,
 )
@@ -108,7 +110,8 @@ class ResponseTime:
         with_it = np.concatenate((ahead[:at], (before + own,), ahead[at:] + own))
         horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
         # Finishing times of the candidate and of everything behind it in deadline order.
-        finish = start + self._finish(view, request, pace, horizon, with_it, at)
+        left = outputs_left(ledger.decoding.values())
+        finish = start + self._finish(view, request, pace, horizon, left, with_it, at)
         bound = float(finish[0])
         late = bound - request.due_s
         detail = None
@@ -118,7 +121,7 @@ class ResponseTime:
             if broken.any():
                 if self.method == "walk" and not self.strict:
                     # Only a promise that holds without the candidate can be broken by it.
-                    held = start + self._finish(view, request, pace, horizon, ahead, at)
+                    held = start + self._finish(view, request, pace, horizon, left, ahead, at)
                     broken &= held <= dues[at:]
                 else:
                     # The bound of a promise that holds may have grown since (more context, a tighter pace), so only
@@ -157,11 +160,17 @@ class ResponseTime:
         return min(ends, default=None)
 
     def _finish(
-        self, view: EngineView, request: RequestState, pace: float, horizon_s: float, backlog: Floats, since: int
+        self,
+        view: EngineView,
+        request: RequestState,
+        pace: float,
+        horizon_s: float,
+        left: Ints,
+        backlog: Floats,
+        since: int,
     ) -> Floats:
         """Time from the start of the next step until each entry of the cumulative backlog from `since` on is done."""
         ledger, cost, factor = view.ledger, view.cost.mean, view.cost.factor
-        decoding = ledger.decoding.values()
         reserved = ledger.reserved_tokens + request.reserved_tokens
         if self.method == "walk" and not self.strict:
             return capacity(
@@ -171,7 +180,7 @@ class ResponseTime:
                 slack_s=view.slack_s,
                 factor=factor,
                 min_chunk=self.min_chunk,
-                decodes=decode_counts(decoding, _steps(horizon_s * factor, min(pace, view.blocking_s))),
+                decodes=decode_counts(left, _steps(horizon_s * factor, min(pace, view.blocking_s))),
                 reserved_tokens=reserved,
                 backlog=backlog,
             ).finish_s(backlog[since:])
@@ -189,7 +198,7 @@ class ResponseTime:
         )
         if self.method == "closed":
             return closed_form(slot, backlog[since:])
-        counts = decode_counts(decoding, _steps(horizon_s, slot.length_s))
+        counts = decode_counts(left, _steps(horizon_s, slot.length_s))
         walk = guaranteed(cost, slot, factor=factor, decodes=counts, reserved_tokens=reserved, backlog=backlog)
         return walk.finish_s(backlog[since:])
 

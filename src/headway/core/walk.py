@@ -29,6 +29,7 @@ from headway.core.cost import CostCoefficients
 from headway.core.request import RequestState
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 #: Steps that a walk looks ahead at most; what is not done by then has no finite bound.
 MAX_STEPS = 2048
@@ -62,9 +63,13 @@ def work_s(cost: CostCoefficients, remaining: Sequence[int] | Floats, context: S
     return cost.a * tokens + cost.x * tokens * (np.asarray(context, dtype=np.float64) + tokens / 2)
 
 
-def decode_counts(decoding: Collection[RequestState], steps: int) -> Floats:
-    """Return how many of the decodes may still run in step 1, 2, ..., `steps`."""
-    left = np.array([r.max_output_tokens - r.output_tokens for r in decoding], dtype=np.int64)
+def outputs_left(decoding: Collection[RequestState]) -> Ints:
+    """Return how many tokens each decode may still produce (shape: decodes)."""
+    return np.array([r.max_output_tokens - r.output_tokens for r in decoding], dtype=np.int64)
+
+
+def decode_counts(left: Ints, steps: int) -> Floats:
+    """Return how many of the decodes with `left` tokens to come may still run in step 1, 2, ..., `steps`."""
     ends = np.bincount(np.minimum(np.maximum(left, 0), steps), minlength=steps + 1)
     # A decode with m tokens left runs in steps 1..m.
     return len(left) - ends[:steps].cumsum().astype(np.float64)

@@ -65,8 +65,9 @@ class Headway:
         for work, request in chain(self._order(view, head, max(room, floor)), self._behind(view)):
             context = request.computed_tokens
             whole = request.target_tokens - context
-            tokens = whole if work <= room else max(cost.tokens_within(room, context), least)
-            tokens = min(tokens, whole, left)
+            tokens = whole
+            if work > room or whole > left:
+                tokens = min(max(cost.tokens_within(room, context), least), whole, left)
             if tokens <= 0 or (tokens < whole and tokens < min(self.min_chunk, left)):
                 break
             if request.phase is Phase.WAITING:
@@ -126,7 +127,8 @@ class Headway:
             if work * stretch <= least and (best is None or work < best[0]):
                 best = (work, len(savable))
             done += work
-            least = min(least, spare - done * stretch)
+            if spare - done * stretch < least:
+                least = spare - done * stretch
             savable.append((work, request))
         if self.jump and best is not None and best[1] > 0:
             savable.insert(0, savable.pop(best[1]))
@@ -142,7 +144,8 @@ class Headway:
     @staticmethod
     def _victims(view: EngineView, chunks: dict[str, int], decodes: int) -> tuple[str, ...]:
         """Who may be preempted, first to go first; only worked out when the pool may run dry this step."""
-        need = sum(view.kv.blocks(tokens) for tokens in chunks.values()) + decodes
+        size = view.kv.block_size
+        need = sum([-(-tokens // size) for tokens in chunks.values()]) + decodes
         if view.kv.free_blocks >= need:
             return ()
         ledger = view.ledger
