@@ -30,7 +30,6 @@ class RequestState:
         "computed_tokens",
         "due_s",
         "first_token_s",
-        "has_target",
         "id",
         "last_token_s",
         "max_output_tokens",
@@ -63,7 +62,6 @@ class RequestState:
         self.id = id
         self.seq = seq
         self.slo = slo
-        self.has_target = slo.ttft_s is not None  # whether its class promises anything for the first token
         self.arrival_s = arrival_s
         self.prompt_tokens = prompt_tokens
         self.max_output_tokens = max_output_tokens
@@ -96,6 +94,11 @@ class RequestState:
     def reserved_tokens(self) -> int:
         """KV tokens the request can ever hold: prompt + max output."""
         return self.prompt_tokens + self.max_output_tokens
+
+    @property
+    def has_target(self) -> bool:
+        """Whether its class promises anything for the first token."""
+        return self.slo.ttft_s is not None
 
     def __repr__(self) -> str:
         return (
