@@ -149,7 +149,7 @@ def _print(results: list, outcomes: list, json_: bool, markdown: bool) -> None:
         typer.echo(verdicts.gate_line(outcome))
 
 
-def _console():  # noqa: ANN202 - rich is imported only here
+def _console() -> object:
     from rich.console import Console
 
     console = Console()

@@ -9,28 +9,21 @@ difference.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from headway.replay import arms as arms_
 from headway.replay import metrics as metrics_
 from headway.replay.arms import Arm, Level
-from headway.replay.bootstrap import (
-    block_length,
-    block_weights,
-    effective_blocks,
-    keep_shares,
-    weighted_mean,
-    weighted_percentiles,
-)
+from headway.replay.bootstrap import effective_blocks
 from headway.replay.contrast import Contrast, contrast
 from headway.replay.metrics import Metric
 from headway.replay.noise import NoiseFloor
-from headway.replay.stats import CONFIDENCE, min_n, percentile, span_s, wilson
+from headway.replay.sampling import Rows, block_lengths, draw, sections
+from headway.replay.stats import CONFIDENCE, min_n, percentile, wilson
 
 Floats = NDArray[np.float64]
 
@@ -39,8 +32,6 @@ NO_DIFFERENCE = "no difference at this n"
 CANNOT_TELL = "cannot tell at this n"
 
 DRAWS = 2000
-#: Largest number of weights held at once: draws are made in pieces of this size (4 bytes each).
-_WEIGHTS_AT_ONCE = 20_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,65 +155,6 @@ def compare(
     return Comparison(base=base, other=other, levels=results, draws=draws, seed=seed)
 
 
-class _Side:
-    """The rows of one arm at one level, pooled over repeats, with what resampling needs."""
-
-    def __init__(self, frames: Sequence[pl.DataFrame]) -> None:
-        self.frame = pl.concat(frames)
-        self.repeat = np.repeat(np.arange(len(frames)), [frame.height for frame in frames])
-        self.sizes = [frame.height for frame in frames]
-        names = arms_.classes(frames)
-        column = self.frame["slo_class"].fill_null("default")
-        self.members = {name: (column == name).to_numpy() for name in names}
-        self.codes = np.searchsorted(names, column.to_numpy())
-        # Seconds of the run that stand behind each row, so that rates survive the resampling of repeats.
-        self.seconds = np.repeat([span_s(frame) / frame.height for frame in frames], self.sizes)
-
-    def values(self, metric: Metric) -> Floats:
-        return metrics_.values(metric, self.frame)
-
-    def weights(self, draws: int, block: int, rng: np.random.Generator) -> NDArray[np.float32]:
-        parts = []
-        for repeat, size in enumerate(self.sizes):
-            part = block_weights(size, min(block, size), draws, rng)
-            parts.append(keep_shares(part, self.codes[self.repeat == repeat]))
-        return np.concatenate(parts, axis=1)
-
-
-def _block(series: Sequence[Sequence[Floats]]) -> int:
-    """Return the longest over columns of the median over repeats of the block length."""
-    return max(int(np.median([block_length(each) for each in column])) for column in series)
-
-
-def _blocks(level: Level) -> tuple[int, int]:
-    """Return the block length of each arm, from TTFT and TPOT; an unserved request ranks last.
-
-    Paired rows are drawn together, so both arms share one length: the longest memory of either and of their
-    difference.
-    """
-
-    def read(frame: pl.DataFrame, column: str) -> Floats:
-        return frame[column].fill_null(math.inf).to_numpy()
-
-    columns = ("ttft_s", "tpot_s")
-    own = [
-        _block([[read(frame, column) for frame in frames] for column in columns])
-        for frames in (level.base, level.other)
-    ]
-    if not level.paired:
-        return own[0], own[1]
-    pairs = list(zip(level.base, level.other, strict=True))
-    change = _block([[_rank_change(read(a, c), read(b, c)) for a, b in pairs] for c in columns])
-    longest = max(*own, change)
-    return longest, longest
-
-
-def _rank_change(base: Floats, other: Floats) -> Floats:
-    """Return other - base in ranks of both together: unserved requests stay finite, tails lose their weight."""
-    ranks = np.argsort(np.argsort(np.concatenate([base, other]), kind="stable"), kind="stable").astype(float)
-    return ranks[len(base) :] - ranks[: len(base)]
-
-
 def _compare_level(
     level: Level,
     wanted: Sequence[Metric],
@@ -231,38 +163,20 @@ def _compare_level(
     confidence: float,
     floors: Mapping[str, float] | None,
 ) -> LevelResult:
-    base, other = _Side(level.base), _Side(level.other)
+    base, other = Rows(level.base), Rows(level.other)
     notes = list(level.notes)
     wanted = [metric for metric in wanted if _told(metric, base, other, notes)]
-    blocks = _blocks(level)
+    lengths = block_lengths(level)
     repeats = min(len(base.sizes), len(other.sizes))
     notes += _repeat_notes(repeats)
-    sections: list[tuple[str | None, tuple[NDArray, NDArray]]] = [
-        (None, (np.ones(len(base.codes), bool), np.ones(len(other.codes), bool)))
-    ]
-    if len(base.members) > 1:
-        sections += [(name, (base.members[name], other.members[name])) for name in base.members]
-
-    inner: dict[tuple, list[Floats]] = {}
-    outer: dict[tuple, list[Floats]] = {}
+    parts = sections(base, other)
     rng = np.random.default_rng(seed)
-    for weights in _pieces(level, base, other, blocks, draws, rng):
-        _collect(inner, weights, (base, other), sections, wanted)
-        if repeats >= 3:
-            _collect(
-                outer,
-                _resample_repeats(weights, (base, other), level.paired, rng),
-                (base, other),
-                sections,
-                wanted,
-            )
-
+    inner, outer = draw(level, (base, other), parts, wanted, lengths, draws, rng)
     changes = []
-    for name, masks in sections:
+    for name, masks in parts:
         for metric in wanted:
-            key = (name, metric.name)
-            drawn = tuple(np.concatenate(inner[(*key, arm)]) for arm in (0, 1))
-            clustered = tuple(np.concatenate(outer[(*key, arm)]) for arm in (0, 1)) if outer else None
+            drawn = (inner[name, metric.name, 0], inner[name, metric.name, 1])
+            over = (outer[name, metric.name, 0], outer[name, metric.name, 1]) if outer else None
             changes.append(
                 _change(
                     metric,
@@ -270,19 +184,19 @@ def _compare_level(
                     (base, other),
                     masks,
                     drawn,
-                    clustered,
+                    over,
                     level.paired,
-                    blocks,
+                    lengths,
                     repeats,
                     confidence,
                     floors,
                 )
             )
     notes += _survivor_notes(changes)
-    return LevelResult(level=level, blocks=blocks, changes=tuple(changes), notes=tuple(notes))
+    return LevelResult(level=level, blocks=lengths, changes=tuple(changes), notes=tuple(notes))
 
 
-def _told(metric: Metric, base: _Side, other: _Side, notes: list[str]) -> bool:
+def _told(metric: Metric, base: Rows, other: Rows, notes: list[str]) -> bool:
     """Say whether a server-told metric can be compared at all; note why not."""
     if metric.column not in ("queue", "compute"):
         return True
@@ -309,68 +223,10 @@ def _repeat_notes(repeats: int) -> list[str]:
     ]
 
 
-def _pieces(
-    level: Level, base: _Side, other: _Side, blocks: tuple[int, int], draws: int, rng: np.random.Generator
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    step = max(1, min(draws, _WEIGHTS_AT_ONCE // max(len(base.codes), len(other.codes))))
-    for first in range(0, draws, step):
-        size = min(step, draws - first)
-        left = base.weights(size, blocks[0], rng)
-        yield left, (left if level.paired else other.weights(size, blocks[1], rng))
-
-
-def _resample_repeats(
-    weights: tuple[NDArray[np.float32], NDArray[np.float32]],
-    sides: tuple[_Side, _Side],
-    paired: bool,
-    rng: np.random.Generator,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    def one(weight: NDArray[np.float32], side: _Side) -> NDArray[np.float32]:
-        m = len(side.sizes)
-        times = rng.multinomial(m, [1.0 / m] * m, size=len(weight)).astype(np.float32)
-        return weight * times[:, side.repeat]
-
-    left = one(weights[0], sides[0])
-    return left, (left if paired else one(weights[1], sides[1]))
-
-
-def _collect(
-    into: dict[tuple, list[Floats]],
-    weights: tuple[NDArray[np.float32], NDArray[np.float32]],
-    sides: tuple[_Side, _Side],
-    sections: Sequence[tuple[str | None, tuple[NDArray, NDArray]]],
-    wanted: Sequence[Metric],
-) -> None:
-    """Append the statistic of every draw for (section, metric, arm)."""
-    percentiles: dict[tuple[str, bool], list[Metric]] = {}
-    for metric in wanted:
-        if metric.kind == "percentile":
-            percentiles.setdefault((metric.column, metric.adjusted), []).append(metric)
-    for name, masks in sections:
-        for arm, side in enumerate(sides):
-            mask = masks[arm]
-            weight = weights[arm] if mask.all() else weights[arm][:, mask]
-            for group in percentiles.values():
-                drawn = weighted_percentiles(
-                    weight, side.values(group[0])[mask], [metric.quantile or 0.5 for metric in group]
-                )
-                for column, metric in enumerate(group):
-                    into.setdefault((name, metric.name, arm), []).append(drawn[:, column])
-            for metric in wanted:
-                if metric.kind == "percentile":
-                    continue
-                drawn = weighted_mean(weight, side.values(metric)[mask])
-                if metric.kind == "rate":
-                    # Only the whole run has a span: a class's rate is its share of it.
-                    share = mask.sum() / len(mask)
-                    drawn = drawn * share / weighted_mean(weights[arm], side.seconds)
-                into.setdefault((name, metric.name, arm), []).append(drawn)
-
-
 def _change(
     metric: Metric,
     name: str | None,
-    sides: tuple[_Side, _Side],
+    sides: tuple[Rows, Rows],
     masks: tuple[NDArray, NDArray],
     drawn: tuple[Floats, Floats],
     clustered: tuple[Floats, Floats] | None,
