@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headway.replay.ledger import Progress
+    from headway.replay.store import Run
     from headway.trace.record import Trace
 
 #: Exit codes beside 0 and those of `headway.errors`: the client was the bottleneck; Ctrl-C.
@@ -67,6 +70,12 @@ def command(
     ),
     timeout: float = typer.Option(600.0, help="Seconds from the send until a request counts as failed."),
     grace: float = typer.Option(60.0, help="Seconds after the last arrival until open requests are cut off."),
+    find_capacity: float | None = typer.Option(
+        None,
+        "--find-capacity",
+        metavar="SHARE",
+        help="Search the highest rate with at least this attainment, 0.9 for capacity@90; a run a rate under --out.",
+    ),
     self_test: bool = typer.Option(
         False, "--self-test", help="Measure this client against a scripted server."
     ),
@@ -87,20 +96,35 @@ def command(
     from headway.replay.summary import summarise, table
     from headway.replay.targets import parse_slo
 
-    selected = _trace(
-        trace, format, seed,
-        start_s=start, duration_s=duration, limit=limit, time_scale=time_scale, rate=rate,
-        max_input=max_input, max_output=max_output, classes=_class_rules(class_rule),
-    )  # fmt: skip
+    def load(rate: float | None, seed: int) -> Trace:
+        return _trace(
+            trace, format, seed,
+            start_s=start, duration_s=duration, limit=limit, time_scale=time_scale, rate=rate,
+            max_input=max_input, max_output=max_output, classes=_class_rules(class_rule),
+        )  # fmt: skip
+
     folder = out or Path("runs") / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     console = Console(stderr=True)
-    with _Bar(console) as bar:
-        run = replay(
-            selected, url=url, model=model, targets=parse_slo(slo), run_dir=folder, seed=seed, prompts=prompts,
-            tokenizer=tokenizer, endpoint=endpoint, api_key=api_key, send_slo_headers=slo_headers,
-            closed_loop=closed_loop, max_in_flight=max_in_flight, timeout_s=timeout, grace_s=grace, label=label,
-            on_progress=bar.update,
-        )  # fmt: skip
+
+    def play(selected: Trace, folder: Path, seed: int) -> Run:
+        with _Bar(console) as bar:
+            return replay(
+                selected, url=url, model=model, targets=parse_slo(slo), run_dir=folder, seed=seed, prompts=prompts,
+                tokenizer=tokenizer, endpoint=endpoint, api_key=api_key, send_slo_headers=slo_headers,
+                closed_loop=closed_loop, max_in_flight=max_in_flight, timeout_s=timeout, grace_s=grace, label=label,
+                on_progress=bar.update,
+            )  # fmt: skip
+
+    if find_capacity is not None:
+        if not slo:
+            raise InputError("--find-capacity: no --slo: expected targets, without which everything attains")
+        if time_scale != 1.0:
+            raise InputError(
+                "--find-capacity and --time-scale: expected only one; --rate says where to start"
+            )
+        _find_capacity(find_capacity, load, play, rate, seed, folder, as_json)
+        return
+    run = play(load(rate, seed), folder, seed)
     if as_json:
         typer.echo(
             json.dumps({"run": str(run.path), "meta": run.meta, "summary": summarise(run.frame)}, indent=2)
@@ -112,6 +136,47 @@ def command(
         raise typer.Exit(INTERRUPTED)
     if not run.valid:
         raise typer.Exit(INVALID)
+
+
+def _find_capacity(
+    share: float,
+    load: Callable[[float | None, int], Trace],
+    play: Callable[[Trace, Path, int], Run],
+    start: float | None,
+    seed: int,
+    folder: Path,
+    as_json: bool,
+) -> None:
+    """Search the rate; stop at once when the client was the bottleneck or was interrupted."""
+    from dataclasses import asdict
+
+    from headway.replay.capacity import search
+
+    def measure(rate: float, number: int) -> tuple[int, int]:
+        run = play(load(rate, seed + number), folder / f"{number:02d}-{rate:.4g}-per-s", seed + number)
+        if run.meta["state"] == "interrupted":
+            raise typer.Exit(INTERRUPTED)
+        if not run.valid:
+            typer.echo(f"headway: {run.path}: invalid: {'; '.join(run.meta['invalid_reasons'])}", err=True)
+            raise typer.Exit(INVALID)
+        attained = int(run.frame["attained"].sum())
+        typer.echo(f"{rate:.4g} req/s: {attained} of {run.frame.height} attained", err=True)
+        return attained, run.frame.height
+
+    if start is None:
+        first = load(None, seed)
+        start = (len(first) - 1) / first.span_s if first.span_s > 0 else 1.0
+    found = search(measure, target=share, start=start)
+    if as_json:
+        # Infinity is not JSON: an open end is null.
+        high = found.high if found.high < float("inf") else None
+        typer.echo(json.dumps({**asdict(found), "high": high}, indent=2))
+        return
+    runs = sum(probe.runs for probe in found.probes)
+    typer.echo(
+        f"capacity@{share * 100:g}: {found.rate:.4g} req/s, {found.confidence:.0%} interval {found.low:.4g} to "
+        f"{found.high:.4g} (Wilson, each rate by itself), {runs} runs at {len(found.probes)} rates: {found.reason}"
+    )
 
 
 def _trace(path: Path, format: str | None, seed: int, **selection: object) -> Trace:

@@ -32,7 +32,11 @@ def list_runs(
         raise InputError(f"{root}: expected a folder that holds runs")
     lines = []
     for path in store.find(root):
-        run = store.load(path)
+        try:
+            run = store.load(path)
+        except InputError as error:
+            typer.echo(f"headway: not listed: {error}", err=True)
+            continue
         total = summarise(run.frame)["total"]
         lines.append(
             {

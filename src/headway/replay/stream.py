@@ -196,7 +196,7 @@ class TokenStream:
 
 
 def share_out(total: int, weights: list[int]) -> list[int]:
-    """Share `total` >= len(weights) out in proportion to `weights`: at least one each, largest remainder, ties first."""
+    """Share `total` >= len(weights) out in proportion to `weights`: at least one each, largest remainder."""
     shares = [0] * len(weights)
     rest, others = total, list(range(len(weights)))
     while True:

@@ -173,6 +173,18 @@ def caption(run: Run, summary: dict) -> str:
         lines.append(
             f"{meta['buffered_responses']} answers came in one piece: their TPOT and TBT say nothing."
         )
+    if estimated := sum(meta.get("tokens_counted_by", {}).get(how, 0) for how in ("bytes", "tokenizer")):
+        lines.append(
+            f"{estimated} answers told only their total: tokens were shared out over chunks by text length."
+        )
+    delta = meta.get("prompt_tokens_minus_asked", {})
+    if delta.get("min") or delta.get("max"):
+        lines.append(
+            f"By the server's count prompts differ from what was asked by {delta['min']} to {delta['max']} tokens."
+        )
+    if meta.get("state") == "running":
+        offered = meta.get("trace", {}).get("requests")
+        lines.append(f"Killed, or still going on: {total['n']} of {offered} requests have an outcome.")
     if meta.get("not_offered"):
         lines.append(f"{meta['not_offered']} requests of the trace were never sent ({meta.get('state')}).")
     lines += [f"Note: {note}." for note in meta.get("notes", [])]

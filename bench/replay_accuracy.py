@@ -1,0 +1,135 @@
+"""How exact and how light is the replay client?
+
+Against the null server in a process of its own, on loopback, nothing else running on the machine:
+
+- accuracy: 600 requests of 31 tokens (TTFT 500 ms, 50 ms a token) at 100 req/s, about 200 streams at a time;
+- schedule: 10,000 requests of one token at 1,000 req/s;
+- CPU: 800 requests of 32 tokens at 200 req/s, user + system seconds of the whole `headway replay` process, start-up
+  included, against servebench 1.1.3: the figure recorded on another day (2.5 s), or with `--peers` measured now, in the
+  same way, on the same null server (installs servebench into a throwaway environment; needs a package index).
+
+Accuracy and schedule are repeated; each figure is the median over the repeats of that run's value. RESULT keys:
+
+    max_error_ms            largest error of any TTFT, TPOT, TBT or E2E against what the server really wrote
+    p99_error_script_ms     P99 of the worst of the four against the script (includes the server waking late)
+    max_error_script_ms     the same, maximum
+    lateness_p99_ms         sent - scheduled at 1,000 req/s
+    cpu_vs_best_peer        client CPU / servebench's, for the same 25,600 tokens
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+from headway.replay.nullserver import Script
+from headway.replay.selftest import errors, measure, most_open, null_server, regular_trace
+from headway.trace import write
+
+SERVEBENCH, SERVEBENCH_RECORDED_S = "1.1.3", 2.5
+_ACCURACY = Script(ttft_s=0.5, tpot_s=0.05)
+_SCHEDULE = Script(ttft_s=0.02, tpot_s=0.01)
+_CPU = Script(ttft_s=0.05, tpot_s=0.01)
+_RATE, _REQUESTS, _TOKENS = 200.0, 800, 32
+
+
+def main() -> None:
+    parse = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parse.add_argument("--repeats", type=int, default=3)
+    parse.add_argument(
+        "--peers", action="store_true", help="measure servebench too, instead of its recorded figure"
+    )
+    told = parse.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        own, script_p99, script_max, lateness = [], [], [], []
+        for i in range(told.repeats):
+            trace = regular_trace(n=600, rate=100.0, output_tokens=31)
+            run, log = measure(_ACCURACY, trace, folder / f"accuracy-{i}")
+            to_script, to_writes = errors(run, log, _ACCURACY)
+            own.append(max(e.max_s for e in to_writes.values()) * 1e3)
+            script_p99.append(max(e.p99_s for e in to_script.values()) * 1e3)
+            script_max.append(max(e.max_s for e in to_script.values()) * 1e3)
+            show = lambda part: ", ".join(  # noqa: E731
+                f"{name} {e.p50_s * 1e3:.2f}/{e.p99_s * 1e3:.2f}/{e.max_s * 1e3:.2f}"
+                for name, e in part.items()
+            )
+            print(f"accuracy {i}: {most_open(run.frame)} streams; error P50/P99/max ms")
+            print(f"  to script: {show(to_script)}")
+            print(f"  to writes: {show(to_writes)}")
+            trace = regular_trace(n=10_000, rate=1000.0, output_tokens=1)
+            run, _ = measure(_SCHEDULE, trace, folder / f"schedule-{i}")
+            late = run.meta["client"]["lateness"]
+            lateness.append(late["p99_ms"])
+            print(
+                f"schedule {i}: late P50/P99/max {late['p50_ms']}/{late['p99_ms']}/{late['max_ms']} ms at 1,000 req/s"
+            )
+        headway_s, loop_s = headway_cpu(folder)
+        print(f"CPU: headway replay {headway_s:.2f} s whole process, {loop_s:.2f} s of it replaying")
+        peer_s = servebench_cpu(folder) if told.peers else SERVEBENCH_RECORDED_S
+        how = "measured now" if told.peers else "recorded on another day, not measured now; see --peers"
+        print(f"CPU: servebench {SERVEBENCH} {peer_s:.2f} s ({how})")
+    median = lambda values: round(statistics.median(values), 3)  # noqa: E731
+    print(
+        "RESULT "
+        + json.dumps(
+            {
+                "max_error_ms": median(own),
+                "p99_error_script_ms": median(script_p99),
+                "max_error_script_ms": median(script_max),
+                "lateness_p99_ms": median(lateness),
+                "cpu_vs_best_peer": round(headway_s / peer_s, 3),
+                "cpu_s": round(headway_s, 3),
+                "cpu_replaying_s": round(loop_s, 3),
+                "peer_cpu_s": round(peer_s, 3),
+                "peer_measured": told.peers,
+                "repeats": told.repeats,
+                "load_average_1min": round(os.getloadavg()[0], 2),
+            }
+        )
+    )
+
+
+def headway_cpu(folder: Path) -> tuple[float, float]:
+    """Return CPU seconds of a whole `headway replay` process, and of its replay alone."""
+    write(regular_trace(n=_REQUESTS, rate=_RATE, output_tokens=_TOKENS), folder / "cpu.jsonl")
+    start = "import sys; from headway.cli.main import run; sys.argv[0] = 'headway'; run()"
+    with null_server(_CPU) as url:
+        words = ["replay", str(folder / "cpu.jsonl"), "--url", url, "--prompts", "tokens", "--json"]
+        seconds = cpu_of([sys.executable, "-c", start, *words, "--out", str(folder / "cpu")])
+    return seconds, json.loads((folder / "cpu" / "run.json").read_text())["client"]["cpu_s"]
+
+
+def servebench_cpu(folder: Path) -> float:
+    """Return CPU seconds of a whole servebench process under the same load (its arrivals are Poisson)."""
+    venv.create(folder / "venv", with_pip=True)
+    tools = folder / "venv" / "bin"
+    subprocess.run([tools / "pip", "install", "-q", f"servebench=={SERVEBENCH}"], check=True)
+    with null_server(_CPU) as url:
+        words = [
+            "run", "--url", url + "/v1", "--model", "null", "--endpoint", "completions", "--rate", f"{_RATE:g}",
+            "--num-requests", str(_REQUESTS), "--input-len", "32", "--output-len", str(_TOKENS),
+            "--out", str(folder / "servebench.json"),
+        ]  # fmt: skip
+        return cpu_of([str(tools / "servebench"), *words])
+
+
+def cpu_of(command: list[str]) -> float:
+    """Run a command to its end and return its user + system seconds."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in (0, 4):  # 4: the client of `headway replay` found itself too slow
+        raise SystemExit(f"{command[0]} left with {process.returncode}")
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    main()
