@@ -1,0 +1,59 @@
+"""Profiles by name: the shipped one of the embedded model, and `estimated:DEVICE/MODEL[xN]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.core import CostCoefficients
+from headway.errors import InputError
+from headway.twin.noise import NoiseModel
+from headway.twin.profile import Profile, load
+from headway.twin.roofline import DEVICES, MODELS, estimate
+
+#: SmolLM2-135M in bfloat16 under vLLM 0.32 (CPU build, eager) on one core of a 2-core AMD EPYC: fit to the step log
+#: of a scheduling prototype on a quiet machine.
+CPU_SMOLLM2 = Profile(
+    name="cpu-smollm2",
+    label="measured",
+    cost=CostCoefficients(g=0.031, a=0.0014, b=0.0006, k=0.0, x=0.68e-6),
+    envelope_factor=1.15,
+    eps=0.05,
+    noise=NoiseModel(sigma=0.06, stall_share=0.01, stall_factor=1.5),
+    engine={
+        "token_budget": 2048,
+        "max_running": 256,
+        "max_model_len": 4096,
+        "block_size": 128,
+        "kv_blocks": 360,
+        "front_s": 0.01,
+    },
+    provenance={
+        "source": "step log of a prototype, vLLM 0.32.0 CPU build, eager, prefix cache off",
+        "model": "SmolLM2-135M-Instruct bf16",
+        "machine": "one core of a 2-core AMD EPYC (AVX512-BF16)",
+    },
+)
+
+BUILTIN: dict[str, Profile] = {CPU_SMOLLM2.name: CPU_SMOLLM2}
+
+
+def find(name: str) -> Profile:
+    """Return the profile that `name` stands for: a shipped one, an estimate, or a file.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name in BUILTIN:
+        return BUILTIN[name]
+    if name.startswith("estimated:"):
+        device, slash, model = name.removeprefix("estimated:").partition("/")
+        model, times, count = model.rpartition("x") if model not in MODELS else (model, "", "")
+        if not slash or (times and not count.isdigit()):
+            raise InputError(f"profile = {name!r}: expected estimated:DEVICE/MODEL or estimated:DEVICE/MODELxN")
+        return estimate(device, model, tensor_parallel=int(count or 1))
+    if Path(name).exists():
+        return load(Path(name))
+    raise InputError(
+        f"profile = {name!r}: no such file: expected a file, {', '.join(BUILTIN)}, or estimated:DEVICE/MODEL[xN] with "
+        f"DEVICE one of {', '.join(DEVICES)} and MODEL one of {', '.join(MODELS)}"
+    )

@@ -1,0 +1,89 @@
+"""How real steps scatter around their price: multiplicative noise from a generator that is passed in."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.errors import InputError
+
+Floats = NDArray[np.float64]
+
+_BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseModel:
+    """Distribution of measured / predicted of a step: lognormal with median 1, now and then a host stall.
+
+    Attributes:
+        sigma: standard deviation of the natural logarithm.
+        stall_share: share of steps that stall.
+        stall_factor: how much longer a stalled step takes.
+        cap: largest factor (None: unbounded). With the envelope factor here every step stays under its envelope,
+            which is the assumption of the admission guarantee.
+    """
+
+    sigma: float = 0.0
+    stall_share: float = 0.0
+    stall_factor: float = 1.5
+    cap: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.sigma) and 0 <= self.sigma <= 2):
+            raise InputError(f"noise: sigma = {self.sigma!r}: expected a number in [0, 2]")
+        if not 0 <= self.stall_share < 1:
+            raise InputError(f"noise: stall_share = {self.stall_share!r}: expected a share in [0, 1)")
+        if not (math.isfinite(self.stall_factor) and self.stall_factor >= 1):
+            raise InputError(f"noise: stall_factor = {self.stall_factor!r}: expected a number of at least 1")
+        if self.cap is not None and not self.cap > 0:
+            raise InputError(f"noise: cap = {self.cap!r}: expected a number above 0")
+
+
+class Noise:
+    """A stream of step factors. Taking them one by one or many at once gives the same stream."""
+
+    __slots__ = ("_at", "_block", "_generator", "_list", "model")
+
+    def __init__(self, model: NoiseModel, generator: np.random.Generator) -> None:
+        self.model = model
+        self._generator = generator
+        self._block: Floats = np.empty(0)
+        self._list: list[float] = []
+        self._at = 0
+
+    def next(self) -> float:
+        """Return the factor of one step."""
+        if self._at >= len(self._list):
+            self._fill(1)
+        self._at += 1
+        return self._list[self._at - 1]
+
+    def peek(self, n: int) -> Floats:
+        """Return the factors of the next `n` steps without taking them (shape: n)."""
+        if self._at + n > len(self._list):
+            self._fill(n)
+        return self._block[self._at : self._at + n]
+
+    def skip(self, n: int) -> None:
+        """Take `n` factors that were peeked at."""
+        self._at += n
+
+    def _fill(self, n: int) -> None:
+        model, parts = self.model, [self._block[self._at :]]
+        have = len(parts[0])
+        while have < n:
+            # Two draws a block, in this order: the stream does not depend on how it is consumed.
+            factors = np.exp(model.sigma * self._generator.standard_normal(_BLOCK))
+            stalled = self._generator.random(_BLOCK) < model.stall_share
+            factors = np.where(stalled, factors * model.stall_factor, factors)
+            if model.cap is not None:
+                factors = np.minimum(factors, model.cap)
+            parts.append(factors)
+            have += _BLOCK
+        self._block = np.concatenate(parts)
+        self._list = self._block.tolist()
+        self._at = 0

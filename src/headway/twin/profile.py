@@ -1,0 +1,216 @@
+"""A profile: what the twin knows of one engine on one machine, and where that comes from.
+
+A TOML or JSON file (`docs/twin.md`); every number in seconds, tokens or shares. `label` is `measured` when the step
+cost was fitted to a step log, `estimated` when it comes from datasheets.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.core import CostCoefficients
+from headway.errors import InputError
+from headway.twin.noise import NoiseModel
+
+FORMAT = 1
+LABELS = ("measured", "estimated")
+
+_COST = {"g_s": "g", "a_s": "a", "b_s": "b", "k_s": "k", "x_s": "x"}
+
+#: Engine settings that a profile may fix; `--set` overrides them.
+ENGINE_KEYS: dict[str, type] = {
+    "token_budget": int,
+    "max_running": int,
+    "max_model_len": int,
+    "block_size": int,
+    "kv_blocks": int,
+    "prefix_cache": bool,
+    "async_lag": bool,
+    "front_s": float,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwinError:
+    """Error of the twin against a real run, as fractions of the real value (attainment and refusals: absolute).
+
+    `busy_max` is the largest share of time with a step in flight up to which this entry speaks; `load` names it.
+    """
+
+    load: str
+    busy_max: float
+    errors: Mapping[str, float]  # metric -> error, ttft_p50 for instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Step cost, envelope, noise and settings of one engine."""
+
+    name: str
+    label: str
+    cost: CostCoefficients
+    envelope_factor: float = 1.2
+    eps: float = 0.05
+    noise: NoiseModel = field(default_factory=NoiseModel)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    fit_error: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # regime -> statistic -> value
+    twin_error: tuple[TwinError, ...] = ()
+
+    def error_for(self, busy_share: float) -> TwinError | None:
+        """Return the recorded error that speaks for a run of this utilisation, None when there is none."""
+        for entry in sorted(self.twin_error, key=lambda each: each.busy_max):
+            if busy_share <= entry.busy_max:
+                return entry
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the serialised form."""
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "label": self.label,
+            "cost": {key: getattr(self.cost, name) for key, name in _COST.items()},
+            "envelope": {"eps": self.eps, "factor": self.envelope_factor},
+            "noise": {
+                key: getattr(self.noise, key)
+                for key in ("sigma", "stall_share", "stall_factor", "cap")
+                if getattr(self.noise, key) is not None
+            },
+            "engine": dict(self.engine),
+            "provenance": dict(self.provenance),
+            "fit_error": {regime: dict(values) for regime, values in self.fit_error.items()},
+            "twin_error": [
+                {"load": entry.load, "busy_max": entry.busy_max, **entry.errors} for entry in self.twin_error
+            ],
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the profile; `.json` gives JSON, anything else TOML."""
+        data = self.as_dict()
+        text = json.dumps(data, indent=2) + "\n" if path.suffix == ".json" else _toml(data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def load(path: Path) -> Profile:
+    """Return the profile in a TOML or JSON file; `InputError` names file, key, value and what was expected."""
+    try:
+        raw = path.read_bytes()
+        data = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw.decode())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path}: not a profile: {error}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected a table of settings")
+    return _Reader(path).profile(data)
+
+
+class _Reader:
+    """Reads the tables of a profile and refuses what it does not know."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def profile(self, data: dict[str, Any]) -> Profile:
+        known = {"format", "name", "label", "cost", "envelope", "noise", "engine", "provenance"}
+        self.keys("", data, known | {"fit_error", "twin_error"})
+        if data.get("format") != FORMAT:
+            raise InputError.at(self.path, None, "format", data.get("format"), f"{FORMAT}")
+        label = data.get("label")
+        if label not in LABELS:
+            raise InputError.at(self.path, None, "label", label, " or ".join(LABELS))
+        cost = self.table(data, "cost")
+        self.keys("cost.", cost, set(_COST))
+        values = {
+            name: self.number("cost", cost, key, 0.0 if key in ("k_s", "x_s") else None) for key, name in _COST.items()
+        }
+        if values["g"] + values["a"] + values["b"] <= 0:
+            raise InputError.at(self.path, None, "cost", cost, "a step that takes time")
+        envelope, noise = self.table(data, "envelope"), self.table(data, "noise")
+        self.keys("envelope.", envelope, {"eps", "factor"})
+        self.keys("noise.", noise, {"sigma", "stall_share", "stall_factor", "cap"})
+        factor = self.number("envelope", envelope, "factor", 1.2)
+        if factor < 1:
+            raise InputError.at(self.path, None, "envelope.factor", factor, "a number of at least 1")
+        engine = self.table(data, "engine")
+        self.keys("engine.", engine, set(ENGINE_KEYS))
+        for key, value in engine.items():
+            kind = ENGINE_KEYS[key]
+            good = isinstance(value, (int, float) if kind is float else kind) and (kind is bool) == isinstance(
+                value, bool
+            )
+            if not good:
+                raise InputError.at(self.path, None, f"engine.{key}", value, kind.__name__)
+        return Profile(
+            name=str(data.get("name", self.path.stem)),
+            label=label,
+            cost=CostCoefficients(**values),
+            envelope_factor=factor,
+            eps=self.number("envelope", envelope, "eps", 0.05),
+            noise=NoiseModel(**{key: self.number("noise", noise, key, None) for key in noise}),
+            engine=engine,
+            provenance=self.table(data, "provenance"),
+            fit_error=self.table(data, "fit_error"),
+            twin_error=tuple(self.error(entry) for entry in data.get("twin_error", ())),
+        )
+
+    def error(self, entry: Any) -> TwinError:
+        if not isinstance(entry, dict):
+            raise InputError.at(self.path, None, "twin_error", entry, "a table")
+        errors = {key: self.number("twin_error", entry, key, None) for key in entry if key not in ("load", "busy_max")}
+        return TwinError(
+            load=str(entry.get("load", "")), busy_max=self.number("twin_error", entry, "busy_max", None), errors=errors
+        )
+
+    def table(self, data: dict[str, Any], key: str) -> dict[str, Any]:
+        value = data.get(key, {})
+        if not isinstance(value, dict):
+            raise InputError.at(self.path, None, key, value, "a table")
+        return value
+
+    def keys(self, prefix: str, table: dict[str, Any], known: set[str]) -> None:
+        for key in table:
+            if key not in known:
+                raise InputError.at(self.path, None, prefix + key, table[key], f"one of {', '.join(sorted(known))}")
+
+    def number(self, prefix: str, table: dict[str, Any], key: str, default: float | None) -> float:
+        value = table.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise InputError.at(self.path, None, f"{prefix}.{key}", value, "a finite number of at least 0")
+        return float(value)
+
+
+def _toml(data: Mapping[str, Any]) -> str:
+    """Return `data` as TOML (strings, numbers, booleans, tables of those, arrays of tables)."""
+    lines: list[str] = []
+    _write_table(lines, "", data)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _write_table(lines: list[str], path: str, table: Mapping[str, Any]) -> None:
+    nested = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    arrays = {key: value for key, value in table.items() if isinstance(value, (list, tuple))}
+    for key, value in table.items():
+        if key not in nested and key not in arrays and value is not None:
+            lines.append(f"{_key(key)} = {json.dumps(value)}")
+    for key, value in nested.items():
+        if value:
+            name = f"{path}{_key(key)}"
+            lines += ["", f"[{name}]"]
+            _write_table(lines, f"{name}.", value)
+    for key, value in arrays.items():
+        for entry in value:
+            lines += ["", f"[[{path}{_key(key)}]]"]
+            _write_table(lines, f"{path}{_key(key)}.", entry)
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() else json.dumps(key)

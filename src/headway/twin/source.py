@@ -1,0 +1,53 @@
+"""Requests of a trace in the order of arrival, a slice at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from headway.core import Slo
+from headway.trace.record import Trace
+
+DEFAULT_CLASS = "default"
+_SLICE = 8192
+_COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "slo_class", "session_id")
+
+
+class Arrival(NamedTuple):
+    """One request of the trace."""
+
+    row: int  # position in the trace that is simulated
+    time_s: float
+    input_tokens: int
+    output_tokens: int
+    slo_class: str | None  # as the trace says
+    slo: Slo
+    session_id: str | None = None
+    hash_ids: Sequence[int] | None = None
+    hash_block: int = 0
+
+    @property
+    def id(self) -> str:
+        """Id of the request in the engine."""
+        return str(self.row)
+
+
+def arrivals(trace: Trace, slos: Mapping[str, Slo], *, hashes: bool) -> Iterator[Arrival]:
+    """Yield the requests of `trace`.
+
+    A class without targets of its own has those of class `default`, as in a replay; without those, none. Prefix ids
+    are left out unless `hashes`.
+    """
+    frame, block = trace.frame, trace.block_size or 0
+    default = slos.get(DEFAULT_CLASS)
+    known: dict[str | None, Slo] = {}
+    for start in range(0, frame.height, _SLICE):
+        part = frame.slice(start, _SLICE)
+        ids = part["hash_ids"].to_list() if hashes and block else [None] * part.height
+        for row, (values, hash_ids) in enumerate(zip(part.select(_COLUMNS).iter_rows(), ids, strict=True), start):
+            time_s, inputs, outputs, name, session = values
+            slo = known.get(name)
+            if slo is None:
+                slo = slos.get(name or DEFAULT_CLASS) or default or Slo(name=name or DEFAULT_CLASS)
+                known[name] = slo
+            yield Arrival(row, time_s, inputs, outputs, name, slo, session, hash_ids, block)
