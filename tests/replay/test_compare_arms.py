@@ -14,7 +14,7 @@ def test_the_same_rows_are_paired_and_it_is_said():
     table = noisy(1, 50)
     (level,) = arms.levels(arm("A", run(table)), arm("B", run(table.reverse())))
     assert level.paired
-    assert level.pairing.startswith("paired by request: same trace aaaaaaaaaaaa")
+    assert level.pairing.startswith("paired by request: same trace (aaaaaaaaaaaa)")
     assert level.other[0]["trace_row"].to_list() == level.base[0]["trace_row"].to_list()
 
 
@@ -24,12 +24,15 @@ def test_the_same_rows_are_paired_and_it_is_said():
         ({"sha": "b" * 64}, "the traces differ (aaaaaaaaaaaa and bbbbbbbbbbbb)"),
         ({"selection": "half"}, 'the selections differ ("all" and "half")'),
         ({"seed": 4}, "the seeds differ (0 and 4)"),
+        ({"seed": 0, "repeats": 2}, "the repeats of a seed differ in number (1 and 2 runs)"),
         ({"sha": None}, "a run does not tell the SHA-256 of its trace"),
     ],
 )
 def test_other_rows_are_unpaired_and_it_is_said_why(change, words):
     """One load an arm that differs in trace, selection or seed: compared unpaired, with the reason in words."""
-    (level,) = arms.levels(arm("A", run(noisy(1, 50))), arm("B", run(noisy(2, 60), **change)))
+    change = dict(change)
+    repeats = change.pop("repeats", 1)
+    (level,) = arms.levels(arm("A", run(noisy(1, 50))), arm("B", *[run(noisy(2, 60), **change)] * repeats))
     assert not level.paired
     assert level.pairing == f"unpaired: {words}"
 
@@ -50,10 +53,32 @@ def test_seeds_are_paired_with_their_own():
     assert all(a.equals(b) for a, b in zip(level.base, level.other, strict=True))
 
 
+def test_seeds_of_a_generated_trace_are_repeats_of_one_load():
+    """Each seed generates other rows under another hash: one level, three repeats, each paired with its own."""
+
+    def seeded(offset):
+        return [
+            run(
+                noisy(seed + offset, 30),
+                seed=seed,
+                trace={
+                    "sha256": f"{seed}" * 64,
+                    "source": f"demo-seed={seed}",
+                    "selection": [f"rate 2, seed {seed}"],
+                },
+            )
+            for seed in (1, 2, 3)
+        ]
+
+    (level,) = arms.levels(arm("A", *seeded(0)), arm("B", *reversed(seeded(50))))
+    assert level.paired
+    assert len(level.base) == 3
+
+
 def test_a_level_that_one_arm_lacks_is_an_error():
     """A was run at two loads, B at one: never a silent skip."""
     base = arm("A", run(noisy(1, 30), selection="1x"), run(noisy(1, 30, gap_s=0.05), selection="2x"))
-    with pytest.raises(InputError, match=r'arm B: no run at the level trace aaaaaaaaaaaa, selection "2x"'):
+    with pytest.raises(InputError, match=r'arm B: no run at the level a+, selection "2x"'):
         arms.levels(base, arm("B", run(noisy(2, 30), selection="1x")))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ import polars as pl
 from headway.errors import InputError
 from headway.replay.store import Run, find, load
 
+#: Characters of a hash that are printed.
+_SHORT = 12
+_SEED = re.compile(r"seed[ =]-?\d+")
 _TARGETS = ("ttft_target_s", "tpot_target_s", "tbt_target_s")
 
 
@@ -106,8 +110,9 @@ def offered_rate(frame: pl.DataFrame) -> float:
 def levels(base: Arm, other: Arm) -> list[Level]:
     """Return the load levels of two arms, each paired where both replayed the same rows.
 
-    A load is (trace, selection). With one load in each arm that differ, rows cannot be paired and the level says so;
-    with several, a load that only one arm has is an `InputError`, never a skip. The same for a class.
+    A load is (source, selection) whatever the seed. With one load in each arm that differ, rows cannot be paired and
+    the level says so; with several, a load that only one arm has is an `InputError`, never a skip. The same for a
+    class.
     """
     left, right = _by_load(base), _by_load(other)
     if left.keys() == right.keys():
@@ -117,35 +122,38 @@ def levels(base: Arm, other: Arm) -> list[Level]:
         (first,), (second,) = left.values(), right.values()
         return [_level(first, second, base.name, other.name)]
     for name, missing in ((other.name, left.keys() - right.keys()), (base.name, right.keys() - left.keys())):
-        for sha, chosen in sorted(missing, key=str):
+        for source, chosen in sorted(missing):
             raise InputError(
-                f"arm {name}: no run at the level trace {_short(sha)}, selection {chosen}: "
+                f"arm {name}: no run at the level {source}, selection {chosen}: "
                 "expected every load level in every arm"
             )
     raise AssertionError("unreachable: equal keys were handled above")
 
 
-def _by_load(arm: Arm) -> dict[tuple[str | None, str], list[Run]]:
-    loads: dict[tuple[str | None, str], list[Run]] = {}
+def _by_load(arm: Arm) -> dict[tuple[str, str], list[Run]]:
+    loads: dict[tuple[str, str], list[Run]] = {}
     for run in arm.runs:
-        loads.setdefault((trace_sha256(run), selection(run)), []).append(run)
-    return dict(sorted(loads.items(), key=lambda item: (offered_rate(item[1][0].frame), str(item[0]))))
+        # A generated trace has another SHA-256 for every seed and is still the same load.
+        source = (run.meta.get("trace") or {}).get("source") or trace_sha256(run) or "unknown"
+        load = (_SEED.sub("seed *", source), _SEED.sub("seed *", selection(run)))
+        loads.setdefault(load, []).append(run)
+    return dict(sorted(loads.items(), key=lambda item: (offered_rate(item[1][0].frame), item[0])))
 
 
-def _distinct(made: list[Level], keys: list[tuple[str | None, str]]) -> list[Level]:
+def _distinct(made: list[Level], keys: list[tuple[str, str]]) -> list[Level]:
     labels = [level.label for level in made]
     if len(set(labels)) == len(labels):
         return made
     return [
         Level(
-            label=f"{level.label}, trace {_short(sha)}, selection {chosen}",
+            label=f"{level.label}, {source}, selection {chosen}",
             paired=level.paired,
             pairing=level.pairing,
             base=level.base,
             other=level.other,
             notes=level.notes,
         )
-        for level, (sha, chosen) in zip(made, keys, strict=True)
+        for level, (source, chosen) in zip(made, keys, strict=True)
     ]
 
 
@@ -164,7 +172,8 @@ def _level(base: Sequence[Run], other: Sequence[Run], base_name: str, other_name
                 notes.append(
                     f"{lost} requests are in only one of {one.path.name} and {two.path.name} and were left out"
                 )
-        pairing = f"paired by request: same trace {_short(trace_sha256(base[0]))}, selection, row and seed"
+        shas = dict.fromkeys(_short(trace_sha256(run)) for run in base)
+        pairing = f"paired by request: same trace ({', '.join(shas)}), selection, row and seed"
     else:
         left = [_in_order(run.frame) for run in base]
         right = [_in_order(run.frame) for run in other]
@@ -182,31 +191,33 @@ def _level(base: Sequence[Run], other: Sequence[Run], base_name: str, other_name
     return level
 
 
+def _key(run: Run) -> tuple[str, str, str]:
+    return str(trace_sha256(run)), selection(run), str(seed(run))
+
+
 def _why_unpaired(base: Sequence[Run], other: Sequence[Run]) -> str | None:
-    first, second = trace_sha256(base[0]), trace_sha256(other[0])
-    if first is None or second is None:
+    if any(trace_sha256(run) is None for run in (*base, *other)):
         return "a run does not tell the SHA-256 of its trace"
-    if first != second:
-        return f"the traces differ ({_short(first)} and {_short(second)})"
-    if selection(base[0]) != selection(other[0]):
-        return f"the selections differ ({selection(base[0])} and {selection(other[0])})"
-    seeds = [sorted(str(seed(run)) for run in runs) for runs in (base, other)]
-    if seeds[0] != seeds[1]:
-        return f"the seeds differ ({', '.join(seeds[0])} and {', '.join(seeds[1])})"
-    return None
+    left, right = sorted(map(_key, base)), sorted(map(_key, other))
+    if left == right:
+        return None
+    for position, what in enumerate(("traces", "selections", "seeds")):
+        one, two = (
+            dict.fromkeys(key[position] if position else key[0][:_SHORT] for key in keys)
+            for keys in (left, right)
+        )
+        if one.keys() != two.keys():
+            return f"the {what} differ ({', '.join(one)} and {', '.join(two)})"
+    return f"the repeats of a seed differ in number ({len(base)} and {len(other)} runs)"
 
 
 def _pair_runs(base: Sequence[Run], other: Sequence[Run]) -> tuple[list[tuple[Run, Run]], list[str]]:
     # Repeats of one seed are paired in the order given; nothing else tells them apart.
-    def keyed(runs: Sequence[Run]) -> list[Run]:
-        return sorted(runs, key=lambda run: str(seed(run)))
-
-    pairs = list(zip(keyed(base), keyed(other), strict=True))
-    seeds = [seed(one) for one, _ in pairs]
-    notes = (
-        ["repeats of the same seed were paired in the order given"] if len(set(seeds)) < len(seeds) else []
-    )
-    return pairs, notes
+    pairs = list(zip(sorted(base, key=_key), sorted(other, key=_key), strict=True))
+    distinct_keys = {_key(one) for one, _ in pairs}
+    if len(distinct_keys) < len(pairs):
+        return pairs, ["repeats of the same seed were paired in the order given"]
+    return pairs, []
 
 
 def _align(base: Run, other: Run) -> tuple[pl.DataFrame, pl.DataFrame, int]:
@@ -260,7 +271,7 @@ def _check_targets(level: Level, base_name: str, other_name: str) -> None:
 
 
 def _short(sha: str | None) -> str:
-    return "unknown" if sha is None else sha[:12]
+    return "unknown" if sha is None else sha[:_SHORT]
 
 
 def configuration(run: Run) -> str:
