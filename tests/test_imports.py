@@ -64,13 +64,13 @@ def breaches(part: str, allowed: tuple[str, ...]) -> list[str]:
 def test_core_imports_nothing_of_ours() -> None:
     """Decisions depend on nothing but themselves."""
     assert modules("core")
-    assert [] == breaches("core", ("headway.core",))
+    assert breaches("core", ("headway.core",)) == []
 
 
 @pytest.mark.parametrize("part", ["policies", "admission", "levers"])
 def test_decisions_import_core_and_errors_only(part: str) -> None:
     """A policy, an admission test or a lever knows the core, not who runs it."""
-    assert [] == breaches(part, ("headway.core", "headway.errors", f"headway.{part}"))
+    assert breaches(part, ("headway.core", "headway.errors", f"headway.{part}")) == []
 
 
 @pytest.mark.parametrize("part", ["trace", "replay"])
@@ -78,50 +78,50 @@ def test_measuring_knows_no_engine(part: str) -> None:
     """Traces and replay work against any server, so they import neither decisions nor engines."""
     others = [one for one in OURS if one not in ("trace", "replay")]
     assert modules(part)
-    assert [] == [
+    assert [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in modules(part)
         for name in imported(path)
         if any(within(name, f"headway.{one}") for one in others) or within(name, "vllm") or within(name, "torch")
-    ]
+    ] == []
 
 
 def test_only_the_vllm_adapter_imports_vllm() -> None:
     """Everything else runs where vLLM is not installed."""
-    assert [] == [
+    assert [
         str(path.relative_to(ROOT))
         for path in sorted(ROOT.rglob("*.py"))
         if not path.is_relative_to(ROOT / "engine" / "vllm") and any(within(name, "vllm") for name in imported(path))
-    ]
+    ] == []
 
 
 def test_only_the_fleet_imports_ray() -> None:
     """A single engine needs no cluster."""
-    assert [] == [
+    assert [
         str(path.relative_to(ROOT))
         for path in sorted(ROOT.rglob("*.py"))
         if not path.is_relative_to(ROOT / "fleet") and any(within(name, "ray") for name in imported(path))
-    ]
+    ] == []
 
 
 def test_nobody_imports_the_command_line() -> None:
     """The command line is the last layer."""
-    assert [] == [
+    assert [
         str(path.relative_to(ROOT))
         for path in sorted(ROOT.rglob("*.py"))
         if not path.is_relative_to(ROOT / "cli") and any(within(name, "headway.cli") for name in imported(path))
-    ]
+    ] == []
 
 
 @pytest.mark.parametrize("part", ["core", "policies", "admission", "levers"])
 def test_decisions_are_pure(part: str) -> None:
     """No clock, no randomness, no I/O, no logging: time comes in as a number, decisions go out as values."""
-    assert [] == [
+    assert [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in modules(part)
         for name in imported(path)
         if name.split(".")[0] in IMPURE or within(name, "numpy.random")
-    ]
+    ] == []
     source = "".join(path.read_text(encoding="utf-8") for path in modules(part))
     assert "np.random" not in source
     assert "print(" not in source
