@@ -14,15 +14,23 @@ _PEOPLE = _options(
     two students,the postman,a quiet doctor,the carpenter,my cousin,the librarian,a travelling cook,
     the signal keeper,an apprentice"""
 )
-_THINGS = _options(
-    """the bridge,a letter,the harbour light,an unfinished map,the water wheel,a box of tools,
-    the winter garden,the long ledger,a copper lamp,the narrow staircase,the grain store,a broken clock,
-    the village archive,the northern road,
-    a basket of apples,the printing press,the railway timetable,an empty boat,the weather report,a set of scales"""
+_KINDS = _options(
+    """old,broken,heavy,silver,hidden,wooden,empty,narrow,borrowed,forgotten,painted,northern,unfinished,curious,
+    enormous,fragile,distant,polished,crooked,quiet,famous,ordinary,expensive,damp,golden,rusty,ancient,second,
+    temporary,official,private,mechanical,electric,foreign,seasonal,triangular,transparent,bitter,generous,modern"""
+)
+_NOUNS = _options(
+    """bridge,letter,lighthouse,map,wheel,toolbox,garden,ledger,lamp,staircase,barn,clock,archive,road,basket,press,
+    timetable,boat,report,scale,violin,telescope,window,recipe,engine,carpet,notebook,anchor,mirror,ladder,kettle,
+    fence,orchard,chimney,compass,blanket,theatre,tunnel,stamp,photograph,piano,cupboard,calendar,fountain,bicycle,
+    umbrella,statue,envelope,curtain,furnace,museum,hammer,pocket watch,tablecloth,greenhouse,cathedral,microscope,
+    passport,cargo,diary,banner,thermometer,saddle,quarry,granary,parcel,dictionary,balcony,workshop,market stall"""
 )
 _VERBS = _options(
     """repaired,measured,painted,described,carried,counted,forgot,sold,admired,opened,inspected,copied,returned,
-    followed,compared,cleaned,remembered,explained,borrowed,replaced"""
+    followed,compared,cleaned,remembered,explained,borrowed,replaced,polished,delivered,photographed,weighed,insured,
+    drew,buried,auctioned,translated,decorated,dismantled,mentioned,recommended,examined,praised,lost,rebuilt,
+    catalogued,rented,hid,protected,moved,signed,wrapped,tested"""
 )
 _PLACES = _options(
     """near the river,behind the mill,in the upper room,at the market,beside the canal,on the eastern hill,
@@ -48,12 +56,13 @@ def text(words: int, seed: int = 0) -> str:
     """Return at least `words` words of prose; the same arguments give the same text."""
     draw = random.Random(seed)
     pick = lambda options: draw.choice(options)  # noqa: E731
+    thing = lambda: f"{draw.choice(('the', 'her', 'his', 'their'))} {pick(_KINDS)} {pick(_NOUNS)}"  # noqa: E731
     paragraphs: list[str] = []
     made = 0
     while made < words:
         sentences = []
         for _ in range(draw.randint(3, 7)):
-            who, what = pick(_PEOPLE), pick(_THINGS)
+            who, what = pick(_PEOPLE), thing()
             kind = draw.randrange(5)
             if kind == 0:
                 sentence = f"{pick(_TIMES)}, {who} {pick(_VERBS)} {what} {pick(_PLACES)}."
@@ -64,7 +73,7 @@ def text(words: int, seed: int = 0) -> str:
                 sentence = f"{pick(_PLACES)} there were {count} visitors, and {who} {pick(_VERBS)} {what}."
             elif kind == 3:
                 sentence = (
-                    f"nobody {pick(_VERBS)} {what} {pick(_TIMES)}; {who} only {pick(_VERBS)} {pick(_THINGS)}."
+                    f"nobody {pick(_VERBS)} {what} {pick(_TIMES)}; {who} only {pick(_VERBS)} {thing()}."
                 )
             else:
                 sentence = f"on page {draw.randint(1, 480)} it says that {who} {pick(_VERBS)} {what}."
