@@ -120,7 +120,7 @@ def test_invalid_and_unfinished_runs_are_refused(tmp_path):
     assert len(arms.load_arm(str(tmp_path / "bad"), allow_invalid=True).runs) == 1
 
 
-def test_an_arm_is_a_list_a_glob_or_a_folder_of_runs(tmp_path):
+def test_an_arm_is_a_list_a_glob_or_a_folder_of_runs(tmp_path, monkeypatch):
     """The three ways to name several runs give the same arm; a name in front names it."""
     for number in range(3):
         save(tmp_path / f"r{number}", {"state": "finished", "valid": True}, frame([0.1, 0.2]))
@@ -133,5 +133,8 @@ def test_an_arm_is_a_list_a_glob_or_a_folder_of_runs(tmp_path):
         == [r.path for r in folder.runs]
     )
     assert globbed.name == "stock"
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "rate=2", {"state": "finished", "valid": True}, frame([0.1, 0.2]))
+    assert arms.load_arm("rate=2").name == "rate=2"
     with pytest.raises(InputError, match="no such run"):
         arms.load_arm(f"{tmp_path}/x*")

@@ -46,7 +46,9 @@ def load_arm(text: str, *, allow_invalid: bool = False) -> Arm:
     Raises `InputError` for a path without a run, a run that is not whole, and a run whose client was the bottleneck
     unless `allow_invalid`.
     """
-    name, _, rest = text.rpartition("=") if "=" in text.split("/")[0] else ("", "", text)
+    # A folder may have an = in its own name; then what is there wins.
+    named = "=" in text.split("/")[0] and not Path(text.split(",")[0]).exists()
+    name, _, rest = text.partition("=") if named else ("", "", text)
     paths: list[Path] = []
     for part in rest.split(","):
         found = sorted(glob.glob(part)) if glob.has_magic(part) else [part]

@@ -166,10 +166,9 @@ def _cdf(arms: _Arms, metric: str, name: str, *, of_all: bool) -> tuple[str, str
         total = sum(frame.height for frame in frames) if of_all else len(values)
         if not len(values):
             continue
-        # Even steps of the body, and every request of the last 2 %, where the tail is.
+        # Even steps of the body, and every one of the slowest requests: the tail is what matters.
         n = len(values)
-        body = np.unique(np.linspace(0, n - 1, _CURVE).astype(int))
-        keep = np.union1d(body, np.arange(max(0, n - _CURVE // 2), n, max(1, n // 50 // (_CURVE // 2) or 1)))
+        keep = np.union1d(np.linspace(0, n - 1, _CURVE).astype(int), np.arange(max(0, n - _CURVE // 2), n))
         marks = ", ".join(
             f"P{q * 100:g} {verdicts.number(percentile(values, q), 's')}" for q in (0.5, 0.9, 0.99)
         )
