@@ -1,0 +1,99 @@
+"""`headway simulate`: what would happen to a trace with other settings, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from headway.trace.record import Trace
+
+
+def register(app: typer.Typer) -> None:
+    """Add `headway simulate`."""
+    app.command("simulate", help="Replay a trace through the twin: what would other settings do?")(simulate)
+
+
+def simulate(
+    trace: Annotated[Path, typer.Argument(help="Trace file of any known format, or `demo` for a generated one.")],
+    profile: Annotated[
+        str, typer.Option(help="Profile file, `cpu-smollm2`, or estimated:DEVICE/MODEL[xN].")
+    ] = "cpu-smollm2",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Setting, repeatable: policy, admission, token_budget, ..."),
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option(help='Grid: "token_budget=64,128,256;policy=fcfs,headway", ranges 64..512/64.')
+    ] = None,
+    slo: Annotated[
+        list[str] | None, typer.Option("--slo", help="Targets of a class, `chat:ttft=1,tpot=0.12`; repeatable.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes of a sweep.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Keep the run (of a sweep: a folder of runs) here.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one page with the Pareto chart.")] = None,
+    label: Annotated[str, typer.Option(help="Name of the run in tables.")] = "",
+    format_: Annotated[str | None, typer.Option("--format", help="Trace format, when it can't be told.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Scale time so that this many requests arrive a second.")] = None,
+    time_scale: Annotated[float, typer.Option(help="Speed: 2 plays the trace twice as fast.")] = 1.0,
+    start: Annotated[float, typer.Option(help="Leave out what arrives before this second of the trace.")] = 0.0,
+    duration: Annotated[float | None, typer.Option(help="Seconds of the trace.")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many requests.")] = None,
+    max_input: Annotated[int | None, typer.Option(help="Cap on prompt tokens.")] = None,
+    max_output: Annotated[int | None, typer.Option(help="Cap on output tokens.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the step noise (and of a generated trace).")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Simulate; exit 2: bad input."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from headway.errors import InputError
+    from headway.replay.targets import parse_slo
+    from headway.twin import builtin, report
+    from headway.twin import sweep as sweeps
+    from headway.twin.scenario import Scenario, parse_settings
+
+    found = builtin.find(profile)
+    settings = parse_settings(set_ or [])
+    points = sweeps.grid(sweep) if sweep else [{}]
+    if clash := sorted(set(settings) & set(points[0])):
+        raise InputError(f"--sweep and --set: {clash[0]} is in both: expected it in one of them")
+    selected = _trace(
+        trace, format_, seed, start_s=start, duration_s=duration, limit=limit, time_scale=time_scale, rate=rate,
+        max_input=max_input, max_output=max_output,
+    )  # fmt: skip
+    scenario = Scenario(profile=found, targets=parse_slo(slo or []), settings=settings, seed=seed, label=label)
+    stderr = Console(stderr=True)
+    runs = sweeps.run(selected, scenario, points, jobs=jobs, out=out)
+    shown = track(runs, "simulating", total=len(points), console=stderr, transient=True) if len(points) > 1 else runs
+    predictions = list(shown)
+    if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(report.page(predictions, found, selected.source))
+        stderr.print(f"charts in {html}", highlight=False)
+    if as_json:
+        typer.echo(json.dumps([each.as_dict() for each in predictions], indent=2))
+        return
+    console = Console()
+    console.print(report.table(predictions, found))
+    total = sum(each.wall_s for each in predictions)
+    steps = sum(each.facts["steps"] for each in predictions)
+    stderr.print(
+        f"{len(predictions)} x {len(selected)} requests, {steps} steps, {total:.2f} s of simulation", highlight=False
+    )
+    if out is not None:
+        stderr.print(f"run kept in {out}", highlight=False)
+
+
+def _trace(path: Path, format_: str | None, seed: int, **selection: object) -> Trace:
+    from headway.trace import read, select
+    from headway.trace.synthetic import demo_trace
+
+    if str(path) == "demo":
+        rate, limit = selection.pop("rate") or 2.0, selection.pop("limit") or 200
+        return select(demo_trace(rate=rate, seed=seed, n=limit), **selection)  # type: ignore[arg-type]
+    return select(read(path, format_), **selection)  # type: ignore[arg-type]
