@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from headway.core.slo import MAX_TARGET_S, Slo
 from headway.errors import InputError
@@ -15,11 +17,15 @@ from headway.errors import InputError
 #: Class of the start-up sweep: always known, without targets.
 CALIBRATION_CLASS = "calibration"
 
-_Milliseconds = Annotated[float, Field(gt=0, le=MAX_TARGET_S * 1e3, allow_inf_nan=False, strict=True)]
+#: A class is named in a header and in a metric label, so: printable ASCII, no space at the ends.
+_CLASS_NAME = re.compile(r"[!-~]([ -~]{0,62}[!-~])?")
+
+_Milliseconds = Annotated[float, Field(gt=0, le=MAX_TARGET_S * 1e3, allow_inf_nan=False)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # strict: a number in quotes or `true` for a number is a mistake, not a number.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class SloClass(_Strict):
@@ -63,8 +69,6 @@ class Config(_Strict):
     patience_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
     class_: dict[str, SloClass] = Field(default_factory=dict, alias="class")
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
     @property
     def classes(self) -> dict[str, SloClass]:
         """Every class by name, the default one and that of the start-up sweep included."""
@@ -87,65 +91,123 @@ def load(path: str | Path) -> Config:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"at line (\d+)", str(error))
-        where = f"{path}:{found.group(1)}" if found else str(path)
+        where = f"{path}:{found.group(1) if found else max(1, len(text.splitlines()))}"
         raise InputError(f"{where}: not valid TOML: {error}") from error
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         keys = [str(part) for part in first["loc"]]
-        expected = "a known key" if first["type"] == "extra_forbidden" else _lower(first["msg"])
-        if first["type"] == "extra_forbidden":
-            model = SloClass if keys[0] == "class" else Config
-            known = sorted(field.alias or name for name, field in model.model_fields.items())
-            expected = f"one of {', '.join(known)}"
-        raise InputError.at(path, _line(text, keys), ".".join(keys), first["input"], expected) from error
-    if config.class_ and config.default_class not in config.class_:
-        raise InputError.at(
-            path,
-            _line(text, ["default_class"]),
-            "default_class",
-            config.default_class,
-            f"one of the classes of the file: {', '.join(config.class_)} (or a [class.default] table)",
-        )
+        raise InputError.at(path, _line(text, keys), ".".join(keys), first["input"], _expected(first)) from error
+    _check_classes(config, path, text)
     _check_names(config, path, text)
     return config
+
+
+def _expected(error: Any) -> str:
+    """Return what a failed check wanted, in the words of the file."""
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        model = SloClass if error["loc"][0] == "class" else Config
+        return f"one of {', '.join(sorted(field.alias or name for name, field in model.model_fields.items()))}"
+    if kind in ("model_type", "dict_type"):
+        return "a table"
+    message = str(error["msg"])
+    return (message[:1].lower() + message[1:]).removeprefix("input should be ")
+
+
+def _check_classes(config: Config, path: Path, text: str) -> None:
+    for name in config.class_:
+        keys = ["class", name]
+        if name == CALIBRATION_CLASS:
+            raise InputError.at(
+                path, _line(text, keys), "class", name, "another name: this one is the start-up sweep's"
+            )
+        if not _CLASS_NAME.fullmatch(name):
+            raise InputError.at(path, _line(text, keys), "class", name, "1 to 64 printable ASCII characters as a name")
+    if config.default_class in config.class_:
+        return
+    if config.class_ or "default_class" in config.model_fields_set:
+        line = _line(text, ["default_class"])
+        names = ", ".join(config.class_) or "there are none"
+        expected = f"one of the classes of the file: {names} (or a [class.default] table)"
+        raise InputError.at(path, line, "default_class", config.default_class, expected)
 
 
 def _check_names(config: Config, path: Path, text: str) -> None:
     """Create policy and admission test once, so that a bad name or parameter is found before a server starts."""
     from headway import admission, policies
 
-    for key, create, name, parameters in (
-        ("policy", policies.create, config.policy, config.policy_parameters),
-        ("admission", admission.create, config.admission, config.admission_parameters),
-    ):
+    choices: tuple[tuple[str, str, dict[str, Any], Any], ...] = (
+        ("policy", config.policy, config.policy_parameters, policies),
+        ("admission", config.admission, config.admission_parameters, admission),
+    )
+    for key, name, parameters, registry in choices:
+        if name not in registry.REGISTRY:
+            raise InputError.at(path, _line(text, [key]), key, name, f"one of {', '.join(registry.REGISTRY)}")
+        known = _parameters(registry.REGISTRY[name])
+        for parameter, value in parameters.items():
+            keys = [f"{key}_parameters", parameter]
+            expected = ""
+            if parameter not in known:
+                expected = f"one of {', '.join(known)}" if known else f"nothing: {name} has no parameters"
+            else:
+                try:
+                    TypeAdapter(known[parameter], config=ConfigDict(strict=True)).validate_python(value)
+                except ValidationError as error:
+                    expected = _expected(error.errors()[0])
+            if expected:
+                raise InputError.at(path, _line(text, keys), ".".join(keys), value, expected)
         try:
-            create(name, **parameters)
+            registry.create(name, **parameters)
         except (InputError, ValueError) as error:
-            line = _line(text, [key])
-            raise InputError(f"{path}{f':{line}' if line else ''}: {error}") from error
+            # The message of a range check starts with "parameter = ".
+            line = _line(text, [f"{key}_parameters", str(error).partition(" ")[0]])
+            where = f"{path}:{line}" if line else f"{path}"
+            raise InputError(f"{where}: {key}_parameters.{error}") from error
+
+
+def _parameters(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keyword parameters of a policy or admission test with their types."""
+    if inspect.isclass(factory) and "__init__" not in vars(factory):
+        return {}
+    hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    return {name: hints.get(name, Any) for name in inspect.signature(factory).parameters}
 
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
 
 
-def _lower(message: str) -> str:
-    return (message[:1].lower() + message[1:]).removeprefix("input should be ")
+#: One key of a dotted TOML key: quoted either way, or bare.
+_KEY = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([\w-]+))\s*(\.)?""")
+
+
+def _keys(text: str) -> tuple[list[str], str]:
+    """Split a dotted TOML key off the start of `text`; return its parts and what follows."""
+    parts: list[str] = []
+    while match := _KEY.match(text):
+        parts.append(next(group for group in match.groups()[:3] if group is not None))
+        text = text[match.end() :]
+        if not match.group(4):
+            break
+    return parts, text
 
 
 def _line(text: str, keys: list[str]) -> int | None:
-    """Return the 1-based line of a key, following table headers; the header's line when the key is not found."""
-    table, leaf = ".".join(keys[:-1]), keys[-1]
-    current, header = "", None
+    """Return the 1-based line that sets a key or, when an inline table does, its longest parent; None if none does."""
+    best, found = 0, None
+    table: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):
-        if opened := re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line):
-            current = opened.group(1).replace('"', "").replace("'", "").replace(" ", "")
-            if current in (table, ".".join(keys)):
-                header = number
-        elif named := re.match(r"\s*[\"']?([\w.-]+)[\"']?\s*=", line):
-            full = f"{current}.{named.group(1)}" if current else named.group(1)
-            if full == ".".join(keys) or (current == table and named.group(1) == leaf):
-                return number
-    return header
+        line = line.strip()
+        if line.startswith("["):
+            table, _ = _keys(line.lstrip("["))
+            here = table
+        else:
+            own, rest = _keys(line)
+            if not own or not rest.startswith("="):
+                continue
+            here = [*table, *own]
+        if len(here) > best and here == keys[: len(here)]:
+            best, found = len(here), number
+    return found

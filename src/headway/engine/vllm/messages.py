@@ -1,7 +1,7 @@
 """How the HTTP side and the scheduler talk: through vLLM's own request and output structures.
 
-To the engine: the request's `vllm_xargs["headway"]` holds a `RequestTag` as JSON. Only the middleware may write it;
-what a client sends under that name is dropped.
+To the engine: the request's `vllm_xargs["headway"]` holds a `RequestTag` as JSON. The middleware writes it over
+whatever a client sends under that name.
 
 From the engine: one extra `EngineCoreOutput` with the reserved request id `CARRIER_ID`, whose `kv_transfer_params`
 hold the messages of a `Report`. It travels in order with the tokens, over whatever transport vLLM uses, so a verdict
@@ -39,12 +39,15 @@ def encode_tag(tag: RequestTag) -> str:
 
 
 def decode_tag(text: object) -> RequestTag | None:
-    """Return the tag in `text`, None when it is not one (a request that did not pass the middleware)."""
+    """Return the tag in `text`, None when it is not one (a request that did not pass the middleware).
+
+    Endpoints that the middleware leaves alone hand a client's `vllm_xargs` to the engine, so anything may be in it.
+    """
     if not isinstance(text, str):
         return None
     try:
         return RequestTag(**json.loads(text))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
 
 
@@ -56,13 +59,10 @@ def config_from_environment() -> Config:
     """
     path = os.environ.get(ENV_CONFIG)
     config = load(path) if path else Config()
-    update = {
-        key: os.environ[name]
-        for key, name in (("policy", ENV_POLICY), ("admission", ENV_ADMISSION))
-        if os.environ.get(name)
-    }
-    # Parameters of the file belong to the file's choice, not to one that overrides it.
-    for key in update:
-        if update[key] != getattr(config, key):
-            update[f"{key}_parameters"] = {}  # type: ignore[assignment]
+    update: dict[str, object] = {}
+    for key, name in (("policy", ENV_POLICY), ("admission", ENV_ADMISSION)):
+        value = os.environ.get(name)
+        if value and value != getattr(config, key):
+            # Parameters of the file belong to the file's choice, not to one that overrides it.
+            update |= {key: value, f"{key}_parameters": {}}
     return config.model_copy(update=update)
