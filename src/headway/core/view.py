@@ -59,12 +59,15 @@ class EngineView:
     def _least_due_s(self) -> float:
         decoding = self.ledger.decoding
         alone = self.cost.envelope(0, len(decoding), self.ledger.context_tokens, 0)
-        earliest = self.now_s + self.residual_s + alone
+        end = self.now_s + self.residual_s
+        earliest = end + alone
         least = math.inf
         for request in decoding.values():
             due = request.next_due_s
             if due < least and (
-                due >= earliest or due + request.remaining_output * (request.slo.pace_s - alone) >= earliest
+                due >= earliest
+                # Its last token is due a pace after each before it, and can come after as many decode-only steps.
+                or due - request.slo.pace_s + request.remaining_output * (request.slo.pace_s - alone) >= end
             ):
                 least = due
         return least
