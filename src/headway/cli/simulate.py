@@ -79,6 +79,8 @@ def simulate(
         typer.echo(json.dumps([each.as_dict() for each in predictions], indent=2))
         return
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=180)
     console.print(report.table(predictions, found))
     total = sum(each.wall_s for each in predictions)
     steps = sum(each.facts["steps"] for each in predictions)

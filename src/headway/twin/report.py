@@ -22,12 +22,16 @@ def table(predictions: Sequence[Prediction], profile: Profile) -> Table:
     """Return one row a prediction, with the twin's own recorded error beside it."""
     best = pareto(predictions)
     view = Table(title=f"twin of {profile.name} ({profile.label})", caption=caption(profile), caption_justify="left")
-    view.add_column("settings")
+    keys = list(predictions[0].settings)
+    for key in keys:
+        view.add_column(key)
     for name in _COLUMNS:
         view.add_column(name, justify="right")
+    if len(predictions) > 1:
+        view.add_column("")
     for each, good in zip(predictions, best, strict=True):
-        mark = " *" if good and len(predictions) > 1 else ""
-        view.add_row((name_of(each.settings) or "-") + mark, *cells(each))
+        mark = ["*" if good else ""] if len(predictions) > 1 else []
+        view.add_row(*(str(each.settings[key]) for key in keys), *cells(each), *mark)
     return view
 
 

@@ -1,0 +1,183 @@
+"""Fit the step cost to a step log and say how wrong it is, regime by regime.
+
+A step log has one JSON object a line: `q`, `n`, `K`, `X`, `seconds` of every executed step (core/cost.py), as the
+engine adapter writes it; other keys are allowed. The fit is non-negative least squares on relative errors, repeated
+with weights 1 / max(1, |residual| / 2 MAD) (Huber's weights) so that host stalls do not bend it. Errors are those of
+the last 30 % of the log under a fit of the first 70 %; the coefficients that are saved are fitted to all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from headway.core import CostCoefficients
+from headway.errors import InputError
+from headway.twin.noise import NoiseModel
+from headway.twin.profile import Profile
+
+Floats = NDArray[np.float64]
+
+_KEYS = ("q", "n", "K", "X", "seconds")
+_HELD_OUT = 0.3
+_LEAST_STEPS = 50
+#: A step this much longer than its prediction counts as a host stall, not as scatter.
+_STALL = 1.4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLog:
+    """Executed steps: one row each of q, n, K, X (shape: steps x 4), and their seconds (shape: steps)."""
+
+    source: str
+    sha256: str
+    terms: Floats
+    seconds: Floats
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+def read_steps(path: Path) -> StepLog:
+    """Return the steps of a step log; `InputError` names file, line, key, value and what was expected."""
+    rows: list[tuple[float, ...]] = []
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            for line, raw in enumerate(file, start=1):
+                digest.update(raw)
+                if raw.strip():
+                    rows.append(_row(path, line, raw))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(rows) < _LEAST_STEPS:
+        raise InputError(f"{path}: {len(rows)} steps: expected at least {_LEAST_STEPS} to fit five coefficients")
+    table = np.array(rows)
+    return StepLog(source=path.name, sha256=digest.hexdigest(), terms=table[:, :4], seconds=table[:, 4])
+
+
+def _row(path: Path, line: int, raw: bytes) -> tuple[float, ...]:
+    try:
+        entry = json.loads(raw)
+    except ValueError as error:
+        raise InputError(f"{path}:{line}: not JSON: {error}") from None
+    if not isinstance(entry, dict):
+        raise InputError(f"{path}:{line}: expected an object with {', '.join(_KEYS)}")
+    values = []
+    for key in _KEYS:
+        value = entry.get(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise InputError.at(path, line, key, value, "a finite number of at least 0")
+        values.append(float(value))
+    if values[4] <= 0:
+        raise InputError.at(path, line, "seconds", values[4], "a time above 0")
+    if not (values[0] or values[1]):
+        raise InputError.at(path, line, "q, n", (0, 0), "a step that computes something")
+    return tuple(values)
+
+
+def fit(terms: Floats, seconds: Floats) -> CostCoefficients:
+    """Return the coefficients that fit steps (terms: steps x (q, n, K, X)) best in relative error."""
+    design = np.column_stack([np.ones(len(terms)), terms])
+    scale = np.maximum(design.max(axis=0), 1e-12)
+    weights = np.ones(len(terms))
+    theta = np.zeros(5)
+    for _ in range(6):
+        root = np.sqrt(weights) / seconds
+        theta = nnls(design / scale * root[:, None], seconds * root)[0] / scale
+        relative = np.abs(design @ theta / seconds - 1.0)
+        spread = max(2.0 * float(np.median(relative)), 1e-9)
+        weights = 1.0 / np.maximum(1.0, relative / spread)
+    g, a, b, k, x = theta.tolist()
+    return CostCoefficients(g=g, a=a, b=b, k=k, x=x)
+
+
+def predict(cost: CostCoefficients, terms: Floats) -> Floats:
+    """Return tau of every row of `terms` (shape: steps)."""
+    return cost.g + terms @ np.array([cost.a, cost.b, cost.k, cost.x])
+
+
+def regimes(terms: Floats) -> dict[str, NDArray[np.bool_]]:
+    """Return regime -> which steps belong to it: by what a step carries, and by how much."""
+    q, n = terms[:, 0], terms[:, 1]
+    many = np.median(n[n > 0]) if (n > 0).any() else 0.0
+    large = np.median(q[q > 0]) if (q > 0).any() else 0.0
+    found = {
+        f"decode_only_n_le_{many:.0f}": (q == 0) & (n <= many),
+        f"decode_only_n_gt_{many:.0f}": (q == 0) & (n > many),
+        f"prefill_only_q_le_{large:.0f}": (q > 0) & (n == 0) & (q <= large),
+        f"prefill_only_q_gt_{large:.0f}": (q > 0) & (n == 0) & (q > large),
+        f"mixed_q_le_{large:.0f}": (q > 0) & (n > 0) & (q <= large),
+        f"mixed_q_gt_{large:.0f}": (q > 0) & (n > 0) & (q > large),
+    }
+    return {name: which for name, which in found.items() if which.any()}
+
+
+def errors(cost: CostCoefficients, terms: Floats, seconds: Floats) -> dict[str, dict[str, float]]:
+    """Return regime -> {n, p50, p90, bias}: quantiles of |predicted / measured - 1|, bias of the total time."""
+    predicted = predict(cost, terms)
+    relative = np.abs(predicted / seconds - 1.0)
+    everything = {"all": np.ones(len(seconds), dtype=bool)} | regimes(terms)
+    return {
+        name: {
+            "n": int(which.sum()),
+            "p50": round(float(np.quantile(relative[which], 0.5)), 5),
+            "p90": round(float(np.quantile(relative[which], 0.9)), 5),
+            "bias": round(float(predicted[which].sum() / seconds[which].sum() - 1.0), 5),
+        }
+        for name, which in everything.items()
+    }
+
+
+def calibrate(
+    log: StepLog, *, name: str, eps: float = 0.05, engine: Mapping[str, Any] | None = None, note: str = ""
+) -> Profile:
+    """Return the measured profile of a step log.
+
+    The envelope factor is the ceil((m + 1)(1 - eps))-th smallest ratio measured / predicted of the held-out steps
+    that carry prefill (split conformal), of all held-out steps when those are fewer than 20.
+    """
+    if not 0 < eps < 1:
+        raise InputError(f"eps = {eps!r}: expected a share in (0, 1)")
+    cut = int(len(log) * (1 - _HELD_OUT))
+    trial = fit(log.terms[:cut], log.seconds[:cut])
+    later, measured = log.terms[cut:], log.seconds[cut:]
+    ratios = measured / predict(trial, later)
+    judged = ratios[later[:, 0] > 0] if (later[:, 0] > 0).sum() >= 20 else ratios
+    rank = min(math.ceil((len(judged) + 1) * (1 - eps)), len(judged))
+    cost = fit(log.terms, log.seconds)
+    # Both quantiles from the fit of everything, so that the twin's steps scatter around what it predicts.
+    spread = log.seconds / predict(cost, log.terms)
+    stalled = spread > _STALL * np.median(spread)
+    calm = np.log(spread[~stalled])
+    return Profile(
+        name=name,
+        label="measured",
+        cost=cost,
+        envelope_factor=max(1.0, round(float(np.sort(judged)[rank - 1]), 5)),
+        eps=eps,
+        noise=NoiseModel(
+            sigma=round(min(float(np.std(calm)), 2.0), 5),
+            stall_share=round(min(float(stalled.mean()), 0.99), 5),
+            stall_factor=round(max(1.0, float(np.median(spread[stalled]))), 4) if stalled.any() else 1.5,
+        ),
+        engine=dict(engine or {}),
+        provenance={
+            "source": log.source,
+            "sha256": log.sha256,
+            "steps": len(log),
+            "held_out": len(measured),
+            "busy_s": round(float(log.seconds.sum()), 3),
+            **({"note": note} if note else {}),
+        },
+        fit_error=errors(trial, later, measured),
+    )
