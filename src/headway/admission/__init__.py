@@ -25,14 +25,15 @@ def create(name: str, **parameters: Any) -> Admission:
     """Return a new admission test.
 
     Raises:
-        InputError: the name or a parameter is unknown.
+        InputError: the name or a parameter is unknown, or a value is impossible.
     """
     if name not in REGISTRY:
         raise InputError(f"admission = {name!r}: expected one of {', '.join(REGISTRY)}")
     try:
         return REGISTRY[name](**parameters)
-    except TypeError as error:
-        raise InputError(f"admission {name}: {error}") from error
+    except (TypeError, ValueError) as error:
+        given = ", ".join(f"{key} = {value!r}" for key, value in parameters.items())
+        raise InputError(f"admission {name} with {given}: {error}") from error
 
 
 __all__ = ["REGISTRY", "create"]

@@ -69,6 +69,8 @@ class ResponseTime:
         for key, value in (("foresight", foresight), ("hesitate", hesitate)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{key} = {value!r}: expected a share in [0, 1]")
+        if min_chunk < 1:
+            raise ValueError(f"min_chunk = {min_chunk!r}: expected at least 1")
         self.method = method
         self.strict = strict
         self.foresight = foresight

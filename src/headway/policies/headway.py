@@ -34,6 +34,9 @@ class Headway:
     name = "headway"
 
     def __init__(self, *, min_chunk: int = 16, window: int = 48, jump: bool = True) -> None:
+        for key, value in (("min_chunk", min_chunk), ("window", window)):
+            if value < 1:
+                raise ValueError(f"{key} = {value!r}: expected at least 1")
         self.min_chunk = min_chunk
         self.window = window
         self.jump = jump
