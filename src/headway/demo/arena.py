@@ -1,4 +1,4 @@
-"""Several servers of the same model side by side, each idle while another is measured."""
+"""Servers of the same model side by side, each idle while another is measured."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from headway.demo.systems import System, write_config
 from headway.engine.vllm import calibrate, launch
+from headway.engine.vllm.messages import ENV_PROFILE
 from headway.engine.vllm.model import embedded_model
 from headway.engine.vllm.server import Server
 from headway.errors import EngineError
@@ -27,10 +27,9 @@ Say = Callable[[str], None]
 
 
 class Arena:
-    """Starts the systems together, warms them up one after the other, and replays against one at a time.
+    """Starts systems, warms them up one after the other, and replays against one at a time.
 
     Args:
-        systems: what to start; names must differ.
         folder: where logs, configurations and runs go.
         model: name or path of the model; None takes the embedded one.
         say: receives progress lines.
@@ -39,56 +38,60 @@ class Arena:
 
     def __init__(
         self,
-        systems: Sequence[System],
         folder: Path,
         *,
         model: str | None = None,
         say: Say = lambda line: None,
         extra: Sequence[str] = (),
     ) -> None:
-        self.systems = tuple(systems)
         self.folder = folder
         self._model = model
         self._say = say
         self._extra = tuple(extra)
-        self._stack = ExitStack()
         self._servers: dict[str, Server] = {}
 
-    def __enter__(self) -> Self:
+    def start(self, *systems: System) -> None:
+        """Start systems together, wait until they are ready, then warm each up while the others idle.
+
+        Raises:
+            EngineError: one of them does not start; the reason is in the message.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._model is None:
             embedded_model(progress=self._say)
-        try:
-            for system in self.systems:
-                command = launch.command(
-                    model=self._model,
-                    port=launch.free_port(),
-                    stock=system.stock,
-                    config=write_config(system, self.folder),
-                    extra=(*self._extra, *system.extra),
-                    # Each engine's own profile: what one learns must not depend on what another saved meanwhile.
-                    environ={**os.environ, "HEADWAY_PROFILE": str(self.folder / f"{system.name}.profile.json")},
-                )
-                server = Server(command, log=self.folder / f"{system.name}.log")
-                server.start()
-                self._stack.callback(server.stop)
-                self._servers[system.name] = server
-            self._say(f"starting {len(self.systems)} vLLM servers: {', '.join(s.title for s in self.systems)}")
-            with ThreadPoolExecutor(len(self.systems)) as pool:
-                list(pool.map(lambda s: s.wait_ready(), self._servers.values()))
-            for system in self.systems:
-                self._say(f"warming up {system.title}")
-                server = self._servers[system.name]
-                calibrate.sweep(server.url, server.model, headway=not system.stock)
-        except BaseException:
-            self._stack.close()
-            raise
+        for system in systems:
+            command = launch.command(
+                model=self._model,
+                port=launch.free_port(),
+                stock=system.stock,
+                config=write_config(system, self.folder),
+                extra=(*self._extra, *system.extra),
+                # A profile of its own: what one engine learned must not depend on what another saved before.
+                environ={**os.environ, ENV_PROFILE: str(self.folder / f"{system.name}.profile.json")},
+            )
+            server = Server(command, log=self.folder / f"{system.name}.log")
+            server.start()
+            self._servers[system.name] = server
+        self._say(f"starting vLLM: {'; '.join(s.title for s in systems)}")
+        with ThreadPoolExecutor(len(systems)) as pool:
+            list(pool.map(lambda s: self._servers[s.name].wait_ready(), systems))
+        for system in systems:
+            self._say(f"warming up: {system.title}")
+            server = self._servers[system.name]
+            calibrate.sweep(server.url, server.model, headway=not system.stock)
+
+    def stop(self, *systems: System) -> None:
+        """Stop systems; all of them when none is named."""
+        for name in [s.name for s in systems] or list(self._servers):
+            self._servers.pop(name).stop()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self.stop()
 
     def run(
         self,

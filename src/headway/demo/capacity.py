@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from headway.demo.arena import Arena
+from headway.demo.systems import System
+from headway.demo.workload import Workload
 from headway.replay.store import Run
-from headway.trace import Trace
-from headway.trace.selection import select
+
+#: A saturated run shorter than this says little; more requests are offered then.
+LEAST_S = 20.0
 
 
-def saturate(trace: Trace, rate: float) -> Trace:
-    """Return the trace offered at `rate` requests/s, several times what the system can serve."""
-    return select(trace, rate=rate)
+def measure(arena: Arena, system: System, workload: Workload, *, n: int = 90, seed: int = 1) -> tuple[float, Run]:
+    """Return the capacity of `system` in requests/s and the saturated run that showed it."""
+    while True:
+        trace = workload.offered(rate=max(10.0, n / 4), seed=seed, n=n)
+        run = arena.run(system, trace, workload.targets, seed=seed, label=f"capacity-{system.name}-{n}", grace_s=240.0)
+        rate = served_rate(run)
+        if n / rate >= LEAST_S or n >= 20_000:
+            return rate, run
+        n = int(min(20_000, max(2 * n, 1.3 * LEAST_S * rate)))
 
 
 def served_rate(run: Run) -> float:

@@ -19,17 +19,22 @@ class System:
     extra: tuple[str, ...] = ()  # vLLM options
     config: str | None = None  # text of headway.toml
 
+    @property
+    def flags(self) -> str:
+        """The vLLM options as one would type them."""
+        return " ".join(self.extra)
+
 
 def stock() -> System:
     """vLLM with its defaults (chunked prefill on)."""
-    return System(name="stock", title="stock vLLM, defaults", stock=True)
+    return System(name="stock", title="vLLM stock", stock=True)
 
 
 def tuned(token_budget: int, queued_tokens: int) -> System:
     """vLLM with the two flags that an expert sets for latency targets."""
     return System(
         name=f"tuned-{token_budget}-{queued_tokens}",
-        title=f"stock vLLM, tuned (budget {token_budget}, queued {queued_tokens})",
+        title="vLLM tuned",
         stock=True,
         extra=(
             "--max-num-batched-tokens",
@@ -60,7 +65,7 @@ def headway(targets: Mapping[str, Targets], weights: Mapping[str, float] | None 
 def no_op() -> System:
     """Headway plugged in with policy fcfs and admission admit_all: must behave as stock vLLM."""
     config = 'policy = "fcfs"\nadmission = "admit_all"\n'
-    return System(name="no-op", title="Headway, fcfs + admit_all", stock=False, config=config)
+    return System(name="no-op", title="Headway no-op", stock=False, config=config)
 
 
 def _toml(value: object) -> str:

@@ -13,6 +13,9 @@ from headway.replay.targets import Targets
 #: HTTP codes that mean "refused": a decision of the server, not a fault.
 REFUSALS = (429, 503)
 
+#: Error code of a refusal that no retry would change; it comes as a 400.
+NEVER_FITS = "never_fits"
+
 
 class Call:
     """State of one request while it is in flight. Times are `time.perf_counter()`; the row counts from `zero`."""
@@ -127,7 +130,8 @@ class Call:
         code = f"http_{self.http_status}"
         if isinstance(parsed, dict):
             code = error_code(parsed, code)
-        self.close("refused" if self.http_status in REFUSALS else "failed", code, end)
+        refused = self.http_status in REFUSALS or code == NEVER_FITS
+        self.close("refused" if refused else "failed", code, end)
 
     def _close_stream(self, end: float) -> None:
         stream = self.stream

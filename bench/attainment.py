@@ -1,0 +1,226 @@
+"""How many requests meet their targets above capacity: stock vLLM, stock vLLM at its best tuned point, Headway.
+
+Capacity is that of stock vLLM with defaults on the same traffic. The tuned rival is the best point of a sweep over
+token budget x queued tokens, chosen for each load on runs of its own. All ratios come from interleaved runs of the
+same requests; medians over seeds. Two kinds of traffic: `single` (one heavy-tailed class) and `mixed` (chat and
+documents, both classes shown).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import time
+from typing import Any
+
+from _report import arguments, finish, folder
+from headway.demo.arena import Arena
+from headway.demo.capacity import measure
+from headway.demo.duel import Cell, duel, spread
+from headway.demo.systems import System, headway, stock, tuned
+from headway.demo.workload import MIXED, SINGLE, WEIGHTS, Workload
+
+BUDGETS = (64, 96, 160)
+QUEUED = (300, 600, 1200)
+LOADS = (1.4, 2.0)
+
+WORKLOADS = {
+    "single": Workload(kind="single", targets=SINGLE, weights={}),
+    "mixed": Workload(kind="mixed", targets=MIXED, weights=WEIGHTS),
+}
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--duration", type=float, default=40.0, help="seconds of arrivals a run")
+    parser.add_argument("--sweep-duration", type=float, default=30.0, help="seconds of arrivals a sweep run")
+    parser.add_argument("--kinds", default="single,mixed")
+    args = parser.parse_args()
+    kinds = ["mixed"] if args.quick else args.kinds.split(",")
+    seeds = range(1, 2 if args.quick else args.seeds + 1)
+    loads = LOADS[1:] if args.quick else LOADS
+    duration = 25.0 if args.quick else args.duration
+    out = folder("attainment", args.out)
+    started = time.monotonic()
+    log: dict[str, Any] = {"sweep": {}, "kinds": {}, "capacity_req_s": {}, "seeds": list(seeds), "duration_s": duration}
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - started:6.0f} s  {line}", flush=True)
+
+    def keep() -> None:
+        (out / "attainment.json").write_text(json.dumps(log, indent=1), encoding="utf-8")
+
+    with Arena(out, model=args.model, say=say) as arena:
+        base = stock()
+        arena.start(base)
+        capacity = {}
+        for kind in kinds:
+            capacity[kind], _ = measure(arena, base, WORKLOADS[kind], n=60 if args.quick else 120)
+            say(f"capacity on {kind}: {capacity[kind]:.2f} requests/s")
+        log["capacity_req_s"] = capacity
+        if args.quick:
+            best = {(kind, load): tuned(96, 600) for kind in kinds for load in loads}
+        else:
+            best = sweep(arena, kinds, capacity, loads, args.sweep_duration, say, log["sweep"])
+            keep()
+        rivals = {system.name: system for system in best.values()}
+        arena.start(*rivals.values())
+        result: dict[str, float] = {}
+        for kind in kinds:
+            ours = headway(WORKLOADS[kind].targets, WORKLOADS[kind].weights)
+            arena.start(ours)
+            cells: list[Cell] = []
+            for load in loads:
+                cells += duel(
+                    arena,
+                    [base, best[kind, load], ours],
+                    WORKLOADS[kind],
+                    capacity=capacity[kind],
+                    loads=[load],
+                    seeds=seeds,
+                    duration_s=duration,
+                    on_run=lambda cell, kind=kind: say(f"{kind} {line(cell)}"),
+                )
+                log["kinds"][kind] = [record(cell) for cell in cells]
+                keep()
+            arena.stop(ours)
+            log.setdefault("table", []).extend(table(kind, cells, base, best, ours, loads))
+            scores = score(kind, cells, base, best, ours, loads)
+            result.update({f"{kind}_{key}": value for key, value in scores.items()})
+    first = kinds[0]
+    result = {
+        "x_stock": min(result[f"{kind}_x_stock"] for kind in kinds),
+        "x_tuned": min(result[f"{kind}_x_tuned"] for kind in kinds),
+        "accepted_miss": max(result[f"{kind}_accepted_miss"] for kind in kinds),
+        **result,
+        "capacity_req_s": round(capacity[first], 3),
+        "seeds": len(seeds),
+        "invalid_runs": sum(not row["valid"] for rows in log["kinds"].values() for row in rows),
+    }
+    for row in log["table"]:
+        print(row)
+    finish("attainment", result, log, quick=args.quick)
+
+
+def sweep(
+    arena: Arena,
+    kinds: list[str],
+    capacity: dict[str, float],
+    loads: tuple[float, ...],
+    duration: float,
+    say: Any,
+    log: dict[str, Any],
+) -> dict[tuple[str, float], System]:
+    """Return the best tuned point for each kind and load: all points at the first load, the three best at the rest."""
+    attained: dict[tuple[str, float, str], float] = {}
+    points = [tuned(budget, queued) for budget, queued in itertools.product(BUDGETS, QUEUED)]
+    by_name = {point.name: point for point in points}
+
+    def run(batch: list[System], wanted: list[tuple[str, float, str]]) -> None:
+        arena.start(*batch)
+        for kind, load, name in wanted:
+            cells = duel(
+                arena,
+                [by_name[name]],
+                WORKLOADS[kind],
+                capacity=capacity[kind],
+                loads=[load],
+                seeds=[100],
+                duration_s=duration,
+                on_run=lambda cell, kind=kind: say(f"sweep {kind} {line(cell)}"),
+            )
+            attained[kind, load, name] = cells[0].summary["total"]["attainment"]
+            log[f"{kind} {load:g}x {name}"] = attained[kind, load, name]
+        arena.stop(*batch)
+
+    for first in range(0, len(points), 3):
+        batch = points[first : first + 3]
+        run(batch, [(kind, loads[0], point.name) for point in batch for kind in kinds])
+    rest = []
+    for kind in kinds:
+        ranked = sorted(by_name, key=lambda name: -attained[kind, loads[0], name])[:3]
+        rest += [(kind, load, name) for load in loads[1:] for name in ranked]
+    names = sorted({name for _, _, name in rest})
+    for first in range(0, len(names), 4):
+        batch_names = names[first : first + 4]
+        run([by_name[n] for n in batch_names], [w for w in rest if w[2] in batch_names])
+    return {
+        (kind, load): by_name[
+            max((n for k, at, n in attained if k == kind and at == load), key=lambda n: attained[kind, load, n])
+        ]
+        for kind in kinds
+        for load in loads
+    }
+
+
+def score(kind: str, cells: list[Cell], base: System, best: Any, ours: System, loads: Any) -> dict[str, float]:
+    """Return the ratios of medians over seeds, the worse of the loads, and the misses among accepted."""
+    ratios_stock, ratios_tuned = [], []
+    for load in loads:
+        mine, theirs, rival = (
+            spread(cells, system, load, lambda s: s["total"]["attainment"]) for system in (ours, base, best[kind, load])
+        )
+        assert mine
+        assert theirs
+        assert rival
+        n = statistics.median(c.summary["total"]["n"] for c in cells if c.load == load)
+        # A rival that met no target at all counts as half a request, or the ratio would be infinite.
+        ratios_stock.append(mine.median / max(theirs.median, 0.5 / n))
+        ratios_tuned.append(mine.median / max(rival.median, 0.5 / n))
+    accepted = sum(c.summary["total"]["accepted"] for c in cells if c.system.name == ours.name)
+    missed = sum(c.summary["total"]["missed"] for c in cells if c.system.name == ours.name)
+    return {
+        "x_stock": round(min(ratios_stock), 2),
+        "x_tuned": round(min(ratios_tuned), 3),
+        "accepted_miss": round(missed / max(accepted, 1), 4),
+        "accepted": accepted,
+    }
+
+
+def table(kind: str, cells: list[Cell], base: System, best: Any, ours: System, loads: Any) -> list[str]:
+    rows = [f"{kind}: attainment over all offered requests, median [least, greatest] over seeds; by class: medians"]
+    for load in loads:
+        for system in (base, best[kind, load], ours):
+            found = spread(cells, system, load, lambda s: s["total"]["attainment"])
+            assert found
+            classes = sorted(next(c for c in cells if c.load == load).summary["classes"])
+            parts = []
+            for name in classes:
+                part = spread(cells, system, load, lambda s, name=name: s["classes"].get(name, {}).get("attainment"))
+                parts.append(f"{name} {part.median:.2f}" if part else f"{name} -")
+            missed = spread(cells, system, load, lambda s: s["total"]["miss_share"])
+            rows.append(
+                f"  {load:g}x  {system.title:14s} {found.median:.3f} [{found.low:.3f}, {found.high:.3f}]  "
+                f"{', '.join(parts)}  missed of accepted {missed.median:.3f}"
+                if missed
+                else f"  {load:g}x  {system.title:14s} {found.median:.3f}"
+            )
+    return rows
+
+
+def record(cell: Cell) -> dict[str, Any]:
+    total = cell.summary["total"]
+    return {
+        "system": cell.system.name,
+        "load": cell.load,
+        "rate_req_s": round(cell.rate, 4),
+        "seed": cell.seed,
+        "valid": cell.run.valid,
+        "total": total,
+        "classes": {name: part["attainment"] for name, part in cell.summary["classes"].items()},
+    }
+
+
+def line(cell: Cell) -> str:
+    total = cell.summary["total"]
+    return (
+        f"{cell.load:g}x seed {cell.seed} {cell.system.name}: {total['attained']}/{total['n']} attained, "
+        f"{total['refused']} refused, {total['missed']} missed of {total['accepted']}"
+        + ("" if cell.run.valid else " (client late)")
+    )
+
+
+if __name__ == "__main__":
+    main()
