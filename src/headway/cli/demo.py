@@ -66,7 +66,7 @@ def register(app: typer.Typer) -> None:
         multiples = [1.4] if quick else _loads(loads)
         seconds = 30.0 if quick else duration
         folder = out or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
-        console = Console()
+        console = Console(width=max(100, Console().width))
         started = time.monotonic()
 
         def say(line: str) -> None:
