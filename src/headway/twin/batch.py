@@ -146,9 +146,13 @@ class Batcher:
 
     def allocate(self, first: int, last: int) -> None:
         """Give the decodes their blocks for steps first..last, which the pool can afford."""
-        size, count = self.pool.block_size, last - first + 1
-        need = count // size * len(self.decoding)
-        need += sum(self.phases[step % size] for step in range(first, first + count % size))
+        size = self.pool.block_size
+        if first == last:
+            need = self.phases[first % size]
+        else:
+            count = last - first + 1
+            need = count // size * len(self.decoding)
+            need += sum(self.phases[step % size] for step in range(first, first + count % size))
         if need:
             self.pool.take(need)
 

@@ -61,10 +61,18 @@ StepListener = Callable[[int, float, Step, Batch], None]
 
 
 class Flight(NamedTuple):
-    """The step in flight."""
+    """The step in flight: what it carries and how long it takes."""
 
     batch: Batch
-    step: Step
+    q: int
+    n: int
+    K: int
+    X: float
+    seconds: float
+
+    def step(self) -> Step:
+        """Return it as the step cost learns from it."""
+        return Step(q=self.q, n=self.n, K=self.K, X=self.X, seconds=self.seconds)
 
 
 class StarvationError(HeadwayError):
@@ -170,11 +178,11 @@ class Engine:
         batch, plan = self._next or (None, None)
         self._next = None
         if batch is None or not (batch.chunks or self.batcher.decoding):
-            self._decide(now, 0.0)
+            view = self._decide(now, 0.0)
             if not self.ledger.requests:
                 self.idle = True
                 return None
-            batch, plan = Batch(), self.policy.plan(self._view(now, 0.0))
+            batch, plan = Batch(), self.policy.plan(view or self._view(now, 0.0))
             self.batcher.begin(plan, self.step + 1, batch)
             decodes = len(self.batcher.decoding) - len(batch.held)
             self.batcher.fill(plan, self.step + 1, batch, decodes)
@@ -199,11 +207,11 @@ class Engine:
 
     def _plan_ahead(self, now: float) -> None:
         """Plan the step after the one just issued, with what is known now."""
-        step, batch = self._flight.step, Batch()
-        residual = self.belief.mean.seconds(step.q, step.n, step.K, step.X)
-        self._decide(now, residual)
-        plan = self.policy.plan(self._view(now, residual))
-        completing = sum(1 for chunk in self._flight.batch.chunks if not chunk.job.state.remaining_tokens)
+        flight, batch = self._flight, Batch()
+        residual = self.belief.mean.seconds(flight.q, flight.n, flight.K, flight.X)
+        view = self._decide(now, residual)
+        plan = self.policy.plan(view or self._view(now, residual))
+        completing = sum(1 for chunk in flight.batch.chunks if not chunk.job.state.remaining_tokens)
         self.batcher.fill(plan, self.step + 1, batch, len(self.batcher.decoding) + completing)
         self._next = (batch, plan)
 
@@ -224,12 +232,11 @@ class Engine:
 
     def _collect(self, now: float) -> None:
         """The step in flight ended: first tokens, finished requests, and its time to learn from."""
-        batch, observed = self._flight
-        self._flight = None
+        flight, self._flight = self._flight, None
         step, ledger, batcher = self.step, self.ledger, self.batcher
         if self._learns:
-            self.belief.observe(observed)
-        for chunk in batch.chunks:
+            self.belief.observe(flight.step())
+        for chunk in flight.batch.chunks:
             job = chunk.job
             if job.version != chunk.version or job.state.remaining_tokens:
                 continue
@@ -249,8 +256,8 @@ class Engine:
             batcher.leave(job, step)
             self.recorder.finished(job, times)
 
-    def _decide(self, now: float, residual_s: float) -> None:
-        """Put new and deferred requests before the admission test."""
+    def _decide(self, now: float, residual_s: float) -> EngineView | None:
+        """Put new and deferred requests before the admission test; return the view that it saw, if it was asked."""
         ledger = self.ledger
         if self.inbox:
             for job in self.inbox:
@@ -266,7 +273,7 @@ class Engine:
         if not self._blind and (ledger.undecided or ledger.pending):
             self._tell()
         if not ledger.undecided:
-            return
+            return None
         view = self._view(now, residual_s)
         for state in list(ledger.undecided.values()):
             verdict = self.admission.decide(view, state)
@@ -278,6 +285,7 @@ class Engine:
                 self._refuse(now, state, verdict)
             elif now >= verdict.until_s:
                 self._refuse(now, state, verdict.otherwise)
+        return view
 
     def _refuse(self, now: float, state: RequestState, verdict: Reject) -> None:
         self.ledger.finish(state.id)
@@ -327,9 +335,11 @@ class Engine:
         """Issue one step; return when it ends."""
         batcher = self.batcher
         self.step = step = self.step + 1
-        n = len(batcher.decoding) - len(batch.held)
-        K = batcher.context - sum(job.kv_shift + step + 1 for job in batch.held)
-        q, X = batch.work()
+        n, K = len(batcher.decoding), batcher.context
+        if batch.held:
+            n -= len(batch.held)
+            K -= sum(job.kv_shift + step + 1 for job in batch.held)
+        q, X = batch.work() if batch.chunks else (0, 0.0)
         seconds = self.truth.seconds(q, n, K, X) * self.noise.next()
         batcher.context += n
         end = now + seconds
@@ -339,11 +349,11 @@ class Engine:
         for chunk in batch.chunks:
             if chunk.job.start_s is None:
                 chunk.job.start_s = now
-        executed = Step(q=q, n=n, K=K, X=X, seconds=seconds)
-        self._flight = Flight(batch, executed)
+        self._flight = Flight(batch, q, n, K, X, seconds)
         if self.on_step is not None:
-            self.on_step(step, now, executed, batch)
-        self._trim()
+            self.on_step(step, now, self._flight.step(), batch)
+        if len(self._ends) >= self._trim_at:
+            self._trim()
         return end
 
     def _may_run_ahead(self, batch: Batch) -> bool:
@@ -386,15 +396,12 @@ class Engine:
         batcher.allocate(first + 1, first + count - 1)
         batcher.context += n * count
         self.step += count
-        done = [
-            Step(q=0, n=n, K=K + n * j, X=0.0, seconds=each)
-            for j, each in enumerate(seconds[:count].tolist())
-            if j == count - 1 or self._learns
-        ]
-        for step in done[:-1]:
-            self.belief.observe(step)
-        self._flight = Flight(batch, done[-1])
-        self._trim()
+        if self._learns:
+            for j, each in enumerate(seconds[: count - 1].tolist()):
+                self.belief.observe(Step(q=0, n=n, K=K + n * j, X=0.0, seconds=each))
+        self._flight = Flight(batch, 0, n, K + n * (count - 1), 0.0, float(seconds[count - 1]))
+        if len(self._ends) >= self._trim_at:
+            self._trim()
         return float(ends[count])
 
     def _run_few(self, batch: Batch, now: float, horizon: float, most: int) -> float:
@@ -404,17 +411,16 @@ class Engine:
             if end >= horizon:
                 break
             if self._learns:
-                self.belief.observe(self._flight.step)
+                self.belief.observe(self._flight.step())
             self.batcher.allocate(self.step + 1, self.step + 1)
             end = self._execute(batch, end)
         return end
 
     def _trim(self) -> None:
         """Forget step ends that no running request needs."""
-        if len(self._ends) >= self._trim_at:
-            oldest = min((job.first_step for job in self.batcher.decoding.values()), default=self.step)
-            self._ends.drop_before(oldest)
-            self._trim_at = 2 * len(self._ends) + 65_536
+        oldest = min((job.first_step for job in self.batcher.decoding.values()), default=self.step)
+        self._ends.drop_before(oldest)
+        self._trim_at = 2 * len(self._ends) + 65_536
 
     def _wait(self, now: float) -> float | None:
         """Nothing can run: look again soon while somebody waits for a verdict or a plan, else sleep."""
