@@ -81,8 +81,9 @@ class LedgerMachine(RuleBasedStateMachine):
         """Tokens of one come out."""
         self.now += gap
         one = self.pick([*self.ledger.pending, *self.ledger.decoding.values()], data)
+        late = one.phase is Phase.WAITING and one.preemptions > 0  # of a step issued before the preemption
         self.ledger.token(one.id, self.now, count)
-        assert one.id in self.ledger.decoding
+        assert (one.id in self.ledger.decoding) is not late
 
     @precondition(lambda self: self.ledger.pending or self.ledger.decoding)
     @rule(data=st.data())
@@ -196,6 +197,37 @@ def test_a_preempted_stream_comes_back_due_at_its_next_token() -> None:
     ledger.token("r0", 1.15)
     assert ledger.context_tokens == 103
     assert one.first_token_s == 1.0
+
+
+def test_an_output_in_flight_at_the_preemption_is_computed_again_too() -> None:
+    """It reaches the client, and the request goes on waiting with one token more to compute."""
+    ledger = Ledger()
+    one = request(0, tpot=0.1, prompt=100)
+    decoding(ledger, one, first_s=1.0)
+    ledger.preempt("r0")
+    ledger.token("r0", 1.05)
+    assert (one.phase, one.output_tokens, one.remaining_tokens) == (Phase.WAITING, 2, 102)
+    assert ledger.context_tokens == 0
+    ledger.check()
+
+
+def test_a_preempted_stream_without_pace_keeps_its_deadline() -> None:
+    """Due never, it would wait behind everything else for ever."""
+    ledger = Ledger()
+    decoding(ledger, request(0, ttft=1.0), first_s=0.5)
+    ledger.preempt("r0")
+    assert ledger.pending[0].due_s == 1.0
+
+
+def test_a_retracted_request_is_undecided_again() -> None:
+    """Nothing of its acceptance remains."""
+    ledger = Ledger()
+    one = request(0, tpot=0.1)
+    pending(ledger, one)
+    ledger.retract(one)
+    assert (one.phase, one.promised, one.bound_s) == (Phase.UNDECIDED, False, None)
+    assert (ledger.pending, ledger.reserved_tokens, ledger.paces) == ([], 0, {})
+    ledger.check()
 
 
 def test_a_cached_prompt_still_computes_one_token() -> None:
