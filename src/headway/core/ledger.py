@@ -92,6 +92,14 @@ class Ledger:
         self.paces[pace] = self.paces.get(pace, 0) + 1
         self._insert(request)
 
+    def retract(self, request: RequestState) -> None:
+        """An accepted request that was not started has no verdict again (its group could not be accepted whole)."""
+        self.finish(request.id)
+        request.phase = Phase.UNDECIDED
+        request.promised = False
+        request.bound_s = None
+        self.arrive(request)
+
     def schedule(self, request_id: str, tokens: int) -> None:
         """A step that computes `tokens` more prompt tokens of a pending request was issued."""
         request = self.requests[request_id]
@@ -117,7 +125,12 @@ class Ledger:
     def token(self, request_id: str, now_s: float, count: int = 1) -> None:
         """`count` output tokens of the request came out of the step that ended at `now_s`."""
         request = self.requests[request_id]
-        if request.phase is not Phase.DECODE:
+        if request.phase is Phase.WAITING and request.preemptions:
+            # Preempted while this output was in flight (asynchronous scheduling): it is the client's, but its KV is
+            # lost, so it must be computed again with the prompt.
+            self._remaining[self._index(request)] += count
+            request.target_tokens += count
+        elif request.phase is not Phase.DECODE:
             self._remove(request)
             request.phase = Phase.DECODE
             request.computed_tokens = request.target_tokens
@@ -127,7 +140,8 @@ class Ledger:
             request.first_token_s = now_s
         request.last_token_s = now_s
         request.output_tokens += count
-        self.context_tokens += count
+        if request.phase is Phase.DECODE:
+            self.context_tokens += count
         # Virtual deadlines (docs/design.md, section 4), anchored at the real first token because that is where
         # the measured TPOT starts.
         slo = request.slo
@@ -144,7 +158,8 @@ class Ledger:
         if request.phase is Phase.DECODE:
             del self.decoding[request_id]
             self.context_tokens -= request.target_tokens + self._decoded_since(request)
-            request.due_s = request.next_due_s
+            if math.isfinite(request.next_due_s):  # without a pace its old deadline stands, so that it cannot starve
+                request.due_s = request.next_due_s
         else:
             self._remove(request)
         request.preemptions += 1
