@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from scipy.special import ndtri
 
 from headway.errors import InputError
+from headway.trace.normal import quantile
 from headway.trace.record import Trace
 
 POINTS = 513
@@ -140,7 +140,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 def _arrivals(times: np.ndarray) -> ArrivalModel:
     gaps = np.diff(times)
-    scores = ndtri((_ranks(gaps) - 0.5) / len(gaps))
+    scores = quantile((_ranks(gaps) - 0.5) / len(gaps))
     near, far = (_autocorrelation(scores, lag) for lag in _LAGS)
     if near <= 0.01:
         return ArrivalModel(gaps=Quantiles.of(gaps), weight=0.0, decay=0.0)

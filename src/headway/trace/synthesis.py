@@ -8,10 +8,10 @@ from itertools import accumulate
 
 import numpy as np
 import polars as pl
-from scipy.special import ndtr
 
 from headway.errors import InputError
 from headway.trace.fit import ArrivalModel, LengthModel, SessionModel, TraceModel, fit
+from headway.trace.normal import cdf
 from headway.trace.record import SCHEMA, ReadReport, Trace
 
 DONOR_REACH = 4096  # requests
@@ -117,7 +117,7 @@ def _starts(model: ArrivalModel, count: int, random: np.random.Generator) -> np.
     shocks[:1] = random.normal(size=min(1, count))
     slow = np.array(list(accumulate(shocks.tolist(), lambda last, shock: model.decay * last + shock)))
     scores = np.sqrt(model.weight) * slow + np.sqrt(1.0 - model.weight) * random.normal(size=count)
-    gaps = model.gaps.at(ndtr(scores))
+    gaps = model.gaps.at(cdf(scores))
     return np.concatenate([[0.0], np.cumsum(gaps[1:])])
 
 
@@ -131,8 +131,8 @@ def _lengths(
     for index, model in enumerate(models):
         mine = which == index
         second = model.correlation * first[mine] + np.sqrt(1 - model.correlation**2) * noise[mine]
-        inputs[mine] = _whole(model.inputs.at(ndtr(first[mine])))
-        outputs[mine] = _whole(model.outputs.at(ndtr(second)))
+        inputs[mine] = _whole(model.inputs.at(cdf(first[mine])))
+        outputs[mine] = _whole(model.outputs.at(cdf(second)))
     return [models[index].slo_class for index in which], inputs, outputs
 
 
