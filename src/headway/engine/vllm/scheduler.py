@@ -97,7 +97,10 @@ class HeadwayScheduler(AsyncScheduler):
         plan, refused = driver.begin_step(self._facts())
         if refused:
             self._refuse(refused)
-        if plan is not None and not plan.open_chunks:
+            # Refusals leave with the outputs of a step. An empty one takes about a millisecond and sends them now,
+            # the next full one would send them when it ends.
+            self.max_num_scheduled_tokens = 0
+        elif plan is not None and not plan.open_chunks:
             self._plan = plan
             self._arrange(plan)
             # Drafts are scheduled with their decode, so they need room beside it.
