@@ -133,9 +133,16 @@ class ResponseTime:
                 late = float(np.max(overdue[broken]))
                 detail = "it would break a promise already made to another request"
         if late > 0:
-            retry = late if math.isfinite(late) else None
-            known = bound if math.isfinite(bound) else None
-            return Reject(reason=Reason.TTFT, detail=detail, bound_s=known, retry_after_s=retry)
+            if not math.isfinite(bound):
+                # Not within its target: look as far as walks go, for the bound and the time to retry.
+                bound = start + float(self._finish(view, request, pace, math.inf, left, with_it[: at + 1], at)[0])
+                late = bound - request.due_s
+            return Reject(
+                reason=Reason.TTFT,
+                detail=detail,
+                bound_s=bound if math.isfinite(bound) else None,
+                retry_after_s=late if math.isfinite(late) else None,
+            )
         if self._crowds_out(view, request, own, before + own, pace, reserved):
             detail = "demand exceeds capacity and requests of less work for the same value take what there is"
             denied = Reject(reason=Reason.TTFT, detail=detail, bound_s=bound)
