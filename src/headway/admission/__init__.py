@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from headway.admission.admit_all import AdmitAll
+from headway.admission.chronos import Chronos
+from headway.admission.clairvoyant import Clairvoyant
 from headway.admission.queue_depth import QueueDepth
 from headway.admission.queued_tokens import QueuedTokens
 from headway.admission.response_time import ResponseTime
+from headway.admission.token_bucket import TokenBucket
 from headway.core import Admission
 from headway.errors import InputError
 
@@ -18,6 +21,9 @@ REGISTRY: dict[str, Callable[..., Admission]] = {
     "queue_depth": QueueDepth,
     "queued_tokens": QueuedTokens,
     "response_time": ResponseTime,
+    "token_bucket": TokenBucket,
+    "chronos": Chronos,
+    "clairvoyant": Clairvoyant,
 }
 
 

@@ -11,12 +11,14 @@ from headway.policies.edf import Edf
 from headway.policies.fcfs import Fcfs
 from headway.policies.headway import Headway
 from headway.policies.priority import Priority
+from headway.policies.sola import Sola
 
 #: name -> factory; keyword arguments are the policy's parameters.
 REGISTRY: dict[str, Callable[..., Policy]] = {
     "fcfs": Fcfs,
     "edf": Edf,
     "priority": Priority,
+    "sola": Sola,
     "headway": Headway,
 }
 

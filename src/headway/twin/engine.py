@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +51,9 @@ STEADY_POLICIES = frozenset({"fcfs", "edf", "priority", "sola", "headway"})
 #: Decisions that read neither the learned cost nor the tokens of single decodes nor the demand window.
 BLIND_POLICIES = frozenset({"fcfs", "edf", "priority"})
 BLIND_ADMISSION = frozenset({"admit_all", "queue_depth", "queued_tokens", "token_bucket"})
+
+#: Deferred requests asked about again at one boundary (engine/driver.py).
+RETRIES_PER_STEP = 4
 
 #: An engine that has nothing to run but an undecided or unplanned request looks again after this time.
 POLL_S = 0.02
@@ -128,6 +132,7 @@ class Engine:
         self._idle_polls = 0
         self._open = policy.name == "fcfs"
         self._steady = policy.name in STEADY_POLICIES
+        self._deferred: dict[str, float] = {}  # when an answer is due; who was asked last is at the end
         self._trim_at = 65_536
         self._blind = policy.name in BLIND_POLICIES and admission.name in BLIND_ADMISSION
         self._learns = config.learn and not self._blind
@@ -274,17 +279,24 @@ class Engine:
             self._tell()
         if not ledger.undecided:
             return None
-        view = self._view(now, residual_s)
-        for state in list(ledger.undecided.values()):
+        view, deferred = self._view(now, residual_s), self._deferred
+        # As the engine's driver asks: whose time is up, a few of the others in turn, then who is new.
+        asked = [key for key, until in deferred.items() if now >= until]
+        asked += [key for key in islice(deferred, RETRIES_PER_STEP) if now < deferred[key]]
+        asked += [key for key in ledger.undecided if key not in deferred]
+        for key in asked:
+            deferred.pop(key, None)
+            state = ledger.undecided[key]
             verdict = self.admission.decide(view, state)
             if isinstance(verdict, Accept):
                 ledger.accept(state, verdict.bound_s)
-                job = self.jobs.pop(state.id)
-                self.batcher.waiting[state.id] = job
+                self.batcher.waiting[key] = self.jobs.pop(key)
             elif isinstance(verdict, Reject):
                 self._refuse(now, state, verdict)
             elif now >= verdict.until_s:
                 self._refuse(now, state, verdict.otherwise)
+            else:
+                deferred[key] = verdict.until_s
         return view
 
     def _refuse(self, now: float, state: RequestState, verdict: Reject) -> None:

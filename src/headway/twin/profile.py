@@ -110,6 +110,14 @@ def load(path: Path) -> Profile:
         raise InputError(f"{path}: not a profile: {error}") from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a table of settings")
+    if {"g", "a", "b", "k", "x"} <= data.keys() and "cost" not in data:
+        # The step cost that a server keeps between starts (engine/vllm/profile.py).
+        data = {
+            "format": FORMAT,
+            "label": "measured",
+            "cost": {key: data[name] for key, name in _COST.items()},
+            "provenance": {"source": "step cost learned by a server", "steps": data.get("steps", 0)},
+        }
     return _Reader(path).profile(data)
 
 
