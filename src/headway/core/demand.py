@@ -58,7 +58,7 @@ class DemandWindow:
         if len(self._arrivals) >= self.limit:
             span = min(span, max(now_s - self._arrivals[0][0], 1e-3))
         at = bisect.bisect_right(self._densities, density)
-        return float(np.array(self._works)[at:].sum()) / span
+        return float(np.frombuffer(self._works)[at:].sum()) / span
 
     def __len__(self) -> int:
         return len(self._arrivals)

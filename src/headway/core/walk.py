@@ -72,7 +72,7 @@ def decode_counts(left: Ints, steps: int) -> Floats:
     """Return how many of the decodes with `left` tokens to come may still run in step 1, 2, ..., `steps`."""
     ends = np.bincount(np.minimum(np.maximum(left, 0), steps), minlength=steps + 1)
     # A decode with m tokens left runs in steps 1..m.
-    return len(left) - ends[:steps].cumsum().astype(np.float64)
+    return np.asarray(len(left) - ends[:steps].cumsum(), dtype=np.float64)
 
 
 def lengths(

@@ -64,7 +64,7 @@ class Headway:
         starts: list[str] = []
         budget = left = view.max_step_tokens - decodes
         slots = view.max_running - len(ledger.decoding) - ledger.prefilling
-        start, factor = view.now_s + view.residual_s, view.cost.factor
+        start, factor, waiting = view.now_s + view.residual_s, view.cost.factor, Phase.WAITING
         for work, request in chain(self._order(view, head, max(room, floor)), self._behind(view)):
             context = request.computed_tokens
             whole = request.target_tokens - context
@@ -73,7 +73,7 @@ class Headway:
                 tokens = min(max(cost.tokens_within(room, context), least), whole, left)
             if tokens <= 0 or (tokens < whole and tokens < min(self.min_chunk, left)):
                 break
-            if request.phase is Phase.WAITING:
+            if request.phase is waiting:
                 if slots <= 0:
                     continue
                 slots -= 1
