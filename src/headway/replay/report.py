@@ -52,7 +52,7 @@ svg .grid { stroke: var(--grid); } svg .frame { fill: none; stroke: var(--line);
 svg .guide { stroke: var(--soft); stroke-dasharray: 2 3; }
 svg .line { fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round; }
 svg .dashed { stroke-dasharray: 5 4; stroke-width: 1.4; }
-svg .dots { fill: none; stroke: var(--c); stroke-width: 3.2; stroke-linecap: round; opacity: .4; }
+svg .dots { fill: none; stroke: var(--c); stroke-width: 3.2; stroke-linecap: round; opacity: .5; }
 @media print { figure { break-inside: avoid; } }
 """
 
