@@ -194,7 +194,7 @@ class Ledger:
             np.array(self._dues),
             np.array(self._remaining),
             np.array(self._context),
-            np.array(self._promised, dtype=np.bool_),
+            np.array(self._promised, dtype=np.int8).view(np.bool_),
         )
 
     def place(self, request: RequestState) -> int:

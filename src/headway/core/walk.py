@@ -38,6 +38,9 @@ MAX_STEPS = 2048
 SLACK_STEPS = 64
 
 
+_NEVER = np.array([math.inf])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
     """Cumulative prefill capacity of the coming steps.
@@ -53,14 +56,13 @@ class Walk:
     def finish_s(self, backlog_s: Floats) -> Floats:
         """Return the time until each backlog (seconds of work) is done; inf beyond the walk. Same shape."""
         # One more entry than steps: what is done by none of them.
-        ends = np.append(self.ends_s, math.inf)
+        ends = np.concatenate((self.ends_s, _NEVER))
         return np.asarray(ends[self.cumulative.searchsorted(backlog_s - 1e-9)])
 
 
-def work_s(cost: CostCoefficients, remaining: Sequence[int] | Floats, context: Sequence[int] | Floats) -> Floats:
-    """Return the prefill work of pending requests in seconds (shape of the inputs)."""
-    tokens = np.asarray(remaining, dtype=np.float64)
-    return cost.a * tokens + cost.x * tokens * (np.asarray(context, dtype=np.float64) + tokens / 2)
+def work_s(cost: CostCoefficients, remaining: Floats, context: Floats) -> Floats:
+    """Return the prefill work of pending requests in seconds (shape of the inputs): `CostCoefficients.work_s`."""
+    return remaining * (cost.a + cost.x * (context + 0.5 * remaining))
 
 
 def outputs_left(decoding: Collection[RequestState]) -> Ints:
@@ -149,18 +151,18 @@ def capacity(
     """
     steps = len(decodes)
     base = cost.g + cost.k * reserved_tokens
+    load = cost.b * decodes
     per_step = lengths(
         steps=steps,
         pace_s=pace_s,
         blocking_s=blocking_s,
         slack_s=slack_s,
-        floor_s=factor * (base + cost.b * float(decodes[0]) + cost.work_s(min_chunk, 0)),
-        base_s=factor * (base + cost.b * decodes),
+        floor_s=factor * (base + float(load[0]) + cost.work_s(min_chunk, 0)),
+        base_s=factor * (base + load),
         until_s=factor * float(backlog[0]) if len(backlog) else math.inf,
     )
-    whole = per_step / factor - base
     # Pass 1: capacity if no pending prefill ever joined the decodes: their earliest completion.
-    free = whole - cost.b * decodes
+    free = per_step / factor - base - load
     first = np.maximum(free, 0.0).cumsum()
     # Done within step j, a decode from step j + 1 on: at index j, those done in steps 1..j.
     free[1:] -= cost.b * backlog.searchsorted(first[:-1] + 1e-9, side="right")
