@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from itertools import islice
 
 from headway import admission, policies
 from headway.config import Config
@@ -30,7 +31,8 @@ from headway.core import (
 )
 from headway.engine.base import EngineFacts, RequestTag
 from headway.engine.recorder import StepRecorder
-from headway.engine.report import Outcome, Report
+from headway.engine.report import Report
+from headway.engine.tracked import Tracked
 
 logger = logging.getLogger("headway")
 
@@ -40,26 +42,18 @@ RETRIES_PER_STEP = 4
 #: A group whose members do not all arrive is decided after this time with those that did.
 GROUP_WAIT_S = 1.0
 
-
-@dataclasses.dataclass(slots=True)
-class _Tracked:
-    """What the driver remembers of a request beside its state."""
-
-    state: RequestState
-    slo: Slo  # the targets that were asked for, even when it is served as best effort
-    group: str
-    client: int
-    front_s: float
-    prefill_compute_s: float = 0.0
-    decode_compute_s: float = 0.0
-    tbt_max_s: float = 0.0
+#: Members of a decided group that are still missing after this time never come.
+GROUP_LATE_S = 60.0
 
 
 @dataclasses.dataclass(slots=True)
 class _Group:
-    size: int
+    """Sequences of one HTTP request. Once it has a verdict, it is only kept for the members that are missing."""
+
+    size: int  # members without a verdict, arrived or not
     since_s: float
-    waiting: list[str]
+    waiting: list[str]  # those that arrived
+    verdict: Accept | Reject | None = None
 
 
 class Driver:
@@ -81,7 +75,7 @@ class Driver:
         self.recorder = recorder or StepRecorder()
         self.report = Report()
         self._classes = {name: (c.slo(name), c) for name, c in config.classes.items()}
-        self._tracked: dict[str, _Tracked] = {}
+        self._tracked: dict[str, Tracked] = {}
         self._groups: dict[str, _Group] = {}
         self._deferred: dict[str, float] = {}  # id -> when its answer is due; the one asked last is at the end
         self._seq = 0
@@ -104,7 +98,12 @@ class Driver:
         priority: int = 0,
         client: int = 0,
     ) -> None:
-        """A request reached the engine. `now_s` and `unix_s` are the same instant on both clocks."""
+        """A request reached the engine. `now_s` and `unix_s` are the same instant on both clocks.
+
+        Without a tag it did not come through the HTTP side, which alone can turn a refusal into an answer: it is
+        never refused, and served without a promise when none can be made.
+        """
+        refusable = tag is not None
         tag = tag or RequestTag(group=request_id)
         slo, limits = self._classes.get(tag.slo_class or "", self._classes[self.config.default_class])
         if tag.ttft_ms is not None or tag.tpot_ms is not None or tag.tbt_ms is not None:
@@ -130,27 +129,30 @@ class Driver:
         )
         self._seq += 1
         self.ledger.arrive(state)
-        self._tracked[request_id] = _Tracked(state, slo, tag.group, client, front_s)
+        self._tracked[request_id] = Tracked(state, slo, tag.group, client, front_s, refusable)
         if slo.ttft_s is not None:
             self._ttfts[slo.ttft_s] = self._ttfts.get(slo.ttft_s, 0) + 1
         work = self.cost.mean.work_s(state.remaining_tokens, state.computed_tokens)
         self.demand.add(now_s, work_s=work, weight=slo.weight)
         if tag.size > 1:
-            group = self._groups.setdefault(tag.group, _Group(tag.size, now_s, []))
-            group.waiting.append(request_id)
+            for name in [k for k, g in self._groups.items() if not g.waiting and now_s - g.since_s > GROUP_LATE_S]:
+                del self._groups[name]
+            self._groups.setdefault(tag.group, _Group(tag.size, now_s, [])).waiting.append(request_id)
 
-    def finished(self, request_id: str, *, now_s: float, aborted: bool = False) -> None:
-        """A request ended by itself (`aborted=False`) or by its client. Unknown ids are ignored."""
+    def finished(self, request_id: str, *, now_s: float, aborted: bool = False, failed: bool = False) -> None:
+        """A request ended by itself, by its client (`aborted`) or by an error (`failed`). Unknown ids are ignored."""
         tracked = self._forget(request_id)
         if tracked is not None:
-            state = tracked.state
-            self.report.done(tracked.client, self._outcome(tracked, aborted or state.first_token_s is None))
+            aborted = not failed and (aborted or tracked.state.first_token_s is None)
+            self.report.done(tracked.client, tracked.outcome(aborted=aborted, failed=failed))
 
     def preempted(self, request_id: str) -> None:
         """The engine took the KV of a request away."""
         if request_id in self.ledger.requests:
             state = self.ledger.requests[request_id]
-            self.report.preempted(request_id, state.computed_tokens + state.output_tokens, state.promised)
+            decoding = state.phase is Phase.DECODE
+            lost = state.prompt_tokens + state.output_tokens if decoding else state.computed_tokens
+            self.report.preempted(request_id, lost, state.promised)
             self.ledger.preempt(request_id)
 
     # Steps
@@ -166,7 +168,7 @@ class Driver:
         plan: StepPlan | None = None
         try:
             view = self._view(facts)
-            refused = self._decide(view)
+            self._decide(view, refused)
             plan = self.policy.plan(view)
         except Exception:
             self._fail_open()
@@ -183,8 +185,7 @@ class Driver:
             if state is None:
                 continue
             if state.phase is Phase.UNDECIDED:  # the engine served it although nobody decided: fail open
-                self._deferred.pop(request_id, None)
-                ledger.accept(state, None)
+                self._accept(state, None)
             if state.phase is Phase.DECODE or state.remaining_tokens == 0:
                 n += 1
                 context += state.prompt_tokens + state.output_tokens
@@ -222,8 +223,7 @@ class Driver:
             last = state.last_token_s
             self.ledger.token(request_id, now_s, count)
             if last is None:
-                queue = max(0.0, now_s - state.arrival_s - tracked.prefill_compute_s)
-                self.report.first_token(tracked.client, tracked.group, queue_s=queue)
+                self.report.first_token(tracked.client, tracked.group, queue_s=tracked.queue_s or 0.0)
             else:
                 tracked.tbt_max_s = max(tracked.tbt_max_s, (now_s - last) / count)
 
@@ -272,29 +272,63 @@ class Driver:
         targets = [slo.ttft_s for slo, _ in self._classes.values() if slo.ttft_s is not None]
         return 0.25 * min([*targets, *self._ttfts], default=4.0)
 
-    def _decide(self, view: EngineView) -> list[str]:
-        """Answer every new request, and deferred ones when their time is up or their turn comes."""
-        refused: list[str] = []
-        now = view.now_s
-        asked = [i for i, until in self._deferred.items() if now >= until]
-        asked += [i for i in list(self._deferred)[:RETRIES_PER_STEP] if i not in asked]
-        asked += [i for i in self.ledger.undecided if i not in self._deferred]
+    def _decide(self, view: EngineView, refused: list[str]) -> None:
+        """Answer every new request, and deferred ones when their time is up or their turn comes.
+
+        Adds to `refused`, so that what was refused before something raised is known.
+        """
+        now, deferred = view.now_s, self._deferred
+        asked = [i for i, until in deferred.items() if now >= until]
+        asked += [i for i in islice(deferred, RETRIES_PER_STEP) if now < deferred[i]]
+        asked += [i for i in self.ledger.undecided if i not in deferred]
         for request_id in asked:
             if request_id not in self.ledger.undecided:
                 continue  # decided with its group
-            tracked = self._tracked[request_id]
-            group = self._groups.get(tracked.group)
-            if group is not None:
-                if request_id == group.waiting[0]:
-                    refused.extend(self._decide_group(view, tracked.group, group))
+            group = self._groups.get(self._tracked[request_id].group)
+            if group is None:
+                self._answer(view, [request_id], refused)
+            elif request_id == group.waiting[0]:
+                self._answer_group(view, group, refused)
+
+    def _answer_group(self, view: EngineView, group: _Group, refused: list[str]) -> None:
+        """Answer all sequences of one HTTP request together; late ones follow the others."""
+        ids = list(group.waiting)
+        if group.verdict is None:
+            if len(ids) == group.size or view.now_s - group.since_s >= GROUP_WAIT_S:
+                group.verdict = self._answer(view, ids, refused)
+        elif isinstance(group.verdict, Accept):
+            for request_id in ids:
+                self._accept(self.ledger.requests[request_id], None)
+        else:
+            refused.extend(ids)
+            for request_id in ids:
+                self._forget(request_id)
+
+    def _answer(self, view: EngineView, ids: list[str], refused: list[str]) -> Accept | Reject | None:
+        """Accept all of `ids`, refuse all, or put the answer off (None)."""
+        states = [self.ledger.requests[i] for i in ids]
+        self._deferred.pop(ids[0], None)
+        bounds: list[float | None] = []
+        for state in states:
+            verdict = self._verdict(view, state)
+            if isinstance(verdict, Accept):
+                self.ledger.accept(state, verdict.bound_s)
+                bounds.append(verdict.bound_s)
                 continue
-            self._deferred.pop(request_id, None)
-            verdict = self._verdict(view, tracked.state)
+            for accepted in states[: len(bounds)]:
+                self.ledger.retract(accepted)
             if isinstance(verdict, float):
-                self._deferred[request_id] = verdict
-            elif not self._settle(tracked.state, verdict):
-                refused.append(request_id)
-        return refused
+                self._deferred[ids[0]] = verdict
+                return None
+            self._refuse(states, verdict, refused)
+            return verdict
+        for state in states:
+            self._leave_queue(state.id)
+        known = [bound for bound in bounds if bound is not None]
+        bound = max(known) if len(known) == len(bounds) else None
+        tracked = self._tracked[ids[0]]
+        self.report.accepted(tracked.client, tracked.group, bound_s=tracked.bound_s(bound))
+        return Accept(bound_s=bound)
 
     def _verdict(self, view: EngineView, state: RequestState) -> Accept | Reject | float:
         """Ask the admission test, then apply the rule of the class; a float is when the answer is due."""
@@ -305,6 +339,8 @@ class Driver:
             if view.now_s < verdict.until_s:
                 return verdict.until_s
             verdict = verdict.otherwise
+        if not self._tracked[state.id].refusable:
+            return self._best_effort(state)
         if verdict.reason is Reason.NEVER_FITS or state.slo.on_miss == "reject":
             return verdict
         if state.slo.on_miss == "best_effort":
@@ -317,135 +353,74 @@ class Driver:
         state.due_s = state.arrival_s + self.config.patience_s
         return Accept()
 
-    def _settle(self, state: RequestState, verdict: Accept | Reject) -> bool:
-        tracked = self._tracked[state.id]
-        if isinstance(verdict, Accept):
-            self.ledger.accept(state, verdict.bound_s)
-            bound = None if verdict.bound_s is None else verdict.bound_s + tracked.front_s - state.arrival_s
-            self.report.accepted(tracked.client, tracked.group, bound_s=bound)
-            return True
-        front, arrival = tracked.front_s, state.arrival_s
-        self._forget(state.id)
+    def _accept(self, state: RequestState, bound_s: float | None) -> None:
+        self.ledger.accept(state, bound_s)
+        self._leave_queue(state.id)
+
+    def _refuse(self, states: list[RequestState], reject: Reject, refused: list[str]) -> None:
+        """Forget the undecided sequences of one HTTP request and report one refusal."""
+        refused.extend(state.id for state in states)
+        tracked = self._tracked[states[0].id]
+        for state in states:
+            self._forget(state.id)
+        pace = reject.reason is Reason.TBT  # its bound is the time of a step
         self.report.refused(
             tracked.client,
             tracked.group,
-            reason=verdict.reason,
+            reason=reject.reason,
             slo=tracked.slo,
-            prompt_tokens=state.prompt_tokens,
-            detail=verdict.detail,
-            bound_s=None if verdict.bound_s is None else verdict.bound_s + front - arrival,
-            retry_after_s=verdict.retry_after_s,
+            prompt_tokens=states[0].prompt_tokens,
+            detail=reject.detail,
+            bound_s=None if pace else tracked.bound_s(reject.bound_s),
+            pace_bound_s=reject.bound_s if pace else None,
+            retry_after_s=reject.retry_after_s,
         )
-        return False
 
-    def _decide_group(self, view: EngineView, name: str, group: _Group) -> list[str]:
-        """Serve or refuse all sequences of one HTTP request together."""
-        if len(group.waiting) < group.size and view.now_s - group.since_s < GROUP_WAIT_S:
-            return []
-        del self._groups[name]
-        states = [self.ledger.requests[i] for i in group.waiting if i in self.ledger.undecided]
-        bound: float | None = None
-        for state in states:
-            verdict = self.admission.decide(view, state)
-            if not isinstance(verdict, Accept):
-                reject = verdict if isinstance(verdict, Reject) else verdict.otherwise
-                if state.slo.on_miss != "best_effort" or reject.reason is Reason.NEVER_FITS:
-                    return self._refuse_all(states, reject)
-                verdict = self._best_effort(state)
-            self.ledger.accept(state, verdict.bound_s)
-            bound = verdict.bound_s if bound is None or verdict.bound_s is None else max(bound, verdict.bound_s)
-        if states:
-            tracked = self._tracked[states[0].id]
-            promised = None if bound is None else bound + tracked.front_s - states[0].arrival_s
-            self.report.accepted(tracked.client, name, bound_s=promised)
-        return []
-
-    def _refuse_all(self, states: Iterable[RequestState], reject: Reject) -> list[str]:
-        """Take back what was accepted of a group and refuse it; one refusal is reported."""
-        states = list(states)
-        for state in states[1:]:
-            self._forget(state.id)
-        if states[0].phase is Phase.UNDECIDED:
-            self._settle(states[0], reject)
-        else:
-            tracked = self._tracked[states[0].id]
-            self._forget(states[0].id)
-            self.report.refused(
-                tracked.client,
-                tracked.group,
-                reason=reject.reason,
-                slo=tracked.slo,
-                prompt_tokens=states[0].prompt_tokens,
-                detail=reject.detail,
-                bound_s=None,
-                retry_after_s=reject.retry_after_s,
-            )
-        return [state.id for state in states]
-
-    def _forget(self, request_id: str) -> _Tracked | None:
-        tracked = self._tracked.pop(request_id, None)
-        if tracked is None:
+    def _forget(self, request_id: str) -> Tracked | None:
+        if request_id not in self._tracked:
             return None
+        self._leave_queue(request_id)
+        tracked = self._tracked.pop(request_id)
         if request_id in self.ledger.requests:
             self.ledger.finish(request_id)
-        self._deferred.pop(request_id, None)
         if (target := tracked.slo.ttft_s) is not None:
             self._ttfts[target] -= 1
             if not self._ttfts[target]:
                 del self._ttfts[target]
-        group = self._groups.get(tracked.group)
+        return tracked
+
+    def _leave_queue(self, request_id: str) -> None:
+        """The request does not wait for an answer any more."""
+        self._deferred.pop(request_id, None)
+        name = self._tracked[request_id].group
+        group = self._groups.get(name)
         if group is not None and request_id in group.waiting:
             group.waiting.remove(request_id)
             group.size -= 1
-            if not group.waiting:
-                del self._groups[tracked.group]
-        return tracked
-
-    def _outcome(self, tracked: _Tracked, aborted: bool) -> Outcome:
-        state, slo = tracked.state, tracked.slo
-        ttft = tpot = None
-        missed: list[str] = []
-        first, last = state.first_token_s, state.last_token_s
-        prefill_queue = decode_queue = None
-        if first is not None and last is not None:
-            ttft = first - state.arrival_s + tracked.front_s
-            prefill_queue = max(0.0, first - state.arrival_s - tracked.prefill_compute_s)
-            decode_queue = max(0.0, last - first - tracked.decode_compute_s)
-            if state.output_tokens > 1:
-                tpot = (last - first) / (state.output_tokens - 1)
-            if slo.ttft_s is not None and ttft > slo.ttft_s:
-                missed.append("ttft")
-            if slo.tpot_s is not None and tpot is not None and tpot > slo.tpot_s:
-                missed.append("tpot")
-            if slo.tbt_s is not None and tracked.tbt_max_s > slo.tbt_s:
-                missed.append("tbt")
-        return Outcome(
-            group=tracked.group,
-            slo=slo,
-            promised=state.promised,
-            aborted=aborted,
-            missed=tuple(missed),
-            prompt_tokens=state.prompt_tokens,
-            output_tokens=state.output_tokens,
-            ttft_s=ttft,
-            tpot_s=tpot,
-            tbt_max_s=tracked.tbt_max_s if state.output_tokens > 1 else None,
-            prefill_queue_s=prefill_queue,
-            prefill_compute_s=tracked.prefill_compute_s,
-            decode_queue_s=decode_queue,
-            decode_compute_s=tracked.decode_compute_s,
-            preemptions=state.preemptions,
-        )
+            if group.size <= 0:
+                del self._groups[name]
 
     def _fail_open(self) -> None:
-        """Serve what has no verdict without a promise; report the first failure with its traceback."""
+        """Serve what has no verdict without a promise."""
+        self.failed("a decision failed; this step runs as the engine alone would")
+        for state in list(self.ledger.undecided.values()):
+            self._accept(state, None)
+            tracked = self._tracked[state.id]
+            self.report.accepted(tracked.client, tracked.group, bound_s=None)
+
+    def start_over(self) -> None:
+        """The books are wrong (called while the failure is handled): forget every request.
+
+        The engine serves those that it has as it would alone, and decisions go on with those that come.
+        """
+        self.failed("the books failed; requests in the engine are served as the engine alone would")
+        self.ledger = Ledger()
+        for books in (self._tracked, self._groups, self._deferred, self._ttfts):
+            books.clear()
+
+    def failed(self, what: str) -> None:
+        """Count a failure of a decision (called while it is handled), and log the first one with its traceback."""
         self.report.failed_open()
         if not self._failed:
             self._failed = True
-            logger.exception("headway: a decision failed; this step runs as the engine alone would (reported once)")
-        for state in list(self.ledger.undecided.values()):
-            self.ledger.accept(state, None)
-            tracked = self._tracked[state.id]
-            self.report.accepted(tracked.client, tracked.group, bound_s=None)
-        self._groups.clear()
-        self._deferred.clear()
+            logger.exception("headway: %s (reported once)", what)

@@ -46,8 +46,9 @@ class StepRecorder:
             return None
         flight = self._flights.popleft()
         start = flight.issued_s if self._ended_s is None else self._ended_s
-        # Without an earlier step in flight the wait before the issue belongs to the engine, not to idleness.
-        self._ended_s = None if idle else now_s
+        # Between two steps of a busy engine the wait before the issue is its own overhead, not idleness. A step that
+        # is still in flight when nothing is left to serve was issued behind this one, so its time starts here too.
+        self._ended_s = None if idle and not self._flights else now_s
         step = Step(q=flight.q, n=flight.n, K=flight.K, X=flight.X, seconds=max(now_s - start, 1e-6))
         if self._log is not None and (step.q or step.n):
             row = {"t_s": round(now_s, 6), "q": step.q, "n": step.n, "K": step.K, "X": step.X}

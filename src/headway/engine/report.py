@@ -18,7 +18,8 @@ class Outcome:
     group: str
     slo: Slo
     promised: bool
-    aborted: bool
+    aborted: bool  # its client gave it up before a token
+    failed: bool  # the engine gave it up
     missed: tuple[str, ...]  # of "ttft", "tpot", "tbt"
     prompt_tokens: int
     output_tokens: int
@@ -57,9 +58,13 @@ class Report:
         prompt_tokens: int,
         detail: str | None,
         bound_s: float | None,
+        pace_bound_s: float | None = None,
         retry_after_s: float | None,
     ) -> None:
-        """A request is refused, with the numbers of the error body."""
+        """A request is refused, with the numbers of the error body.
+
+        `bound_s`: time to the first token that could have been promised; `pace_bound_s`: longest gap, likewise.
+        """
         self._put(
             client,
             {
@@ -73,6 +78,7 @@ class Report:
                 "prompt_tokens": prompt_tokens,
                 "detail": detail,
                 "bound_s": bound_s,
+                "pace_bound_s": pace_bound_s,
                 "retry_after_s": retry_after_s,
             },
         )
@@ -95,6 +101,7 @@ class Report:
                 "tbt_target_s": slo.tbt_s,
                 "promised": outcome.promised,
                 "aborted": outcome.aborted,
+                "failed": outcome.failed,
                 "missed": list(outcome.missed),
                 "prompt_tokens": outcome.prompt_tokens,
                 "output_tokens": outcome.output_tokens,

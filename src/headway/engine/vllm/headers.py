@@ -42,15 +42,16 @@ def parse(headers: Iterable[tuple[bytes, bytes]], known: Iterable[str]) -> dict[
         if name != CLASS and name not in TARGETS:
             continue
         label = name.decode("ascii")
-        shown = value[:80].decode("latin-1")
+        text = value.strip().decode("latin-1")
+        shown = text[:80]
         if name in seen:
             raise HeaderError(label, shown, "the header once")
         seen.add(name)
         if name == CLASS:
             names = list(known)
-            if shown not in names:
+            if text not in names:
                 raise HeaderError(label, shown, f"one of {', '.join(names)}")
-            found["slo_class"] = shown
+            found["slo_class"] = text
             continue
         limit = MAX_TARGET_S * 1e3
         if not _NUMBER.fullmatch(value) or not 0 < float(value) <= limit:

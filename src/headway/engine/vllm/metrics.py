@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
+from weakref import WeakSet
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 40, 80, 160, 640)
 _FAST = (5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 
+#: Registries that hold the series already.
+_claimed: WeakSet[CollectorRegistry] = WeakSet()
+
 
 class Metrics:
     """All `headway_` series; fed with the engine's messages.
 
-    Attainment counts every offered request: refused ones are not attained. Requests that their client gave up before
-    a token are counted apart (`aborted`) and are in no target's series.
+    Attainment counts every offered request: refused and failed ones are not attained. Requests that their client gave
+    up before a token are counted apart (`aborted`) and are in no target's series.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
@@ -73,6 +77,14 @@ class Metrics:
         self.busy_ratio = gauge("engine_busy_ratio", "Share of time inside steps since the last report")
         self._last_s: float | None = None
 
+    @classmethod
+    def claim(cls, registry: CollectorRegistry = REGISTRY) -> Self | None:
+        """Return the metrics of a registry to the first who asks, and None to all others in the process."""
+        if registry in _claimed:
+            return None
+        _claimed.add(registry)
+        return cls(registry)
+
     def record(self, message: dict[str, Any], now_s: float) -> None:
         """Count one message of the engine; `now_s` is any monotonic clock."""
         kind = message["kind"]
@@ -96,12 +108,13 @@ class Metrics:
         if m["aborted"]:
             self.requests.labels(name, "aborted").inc()
             return
-        self.requests.labels(name, "missed" if m["missed"] else "attained").inc()
+        self.requests.labels(name, "failed" if m["failed"] else "missed" if m["missed"] else "attained").inc()
         if m["missed"]:
             self.misses.labels(name, m["missed"][0]).inc()
         for target in ("ttft", "tpot", "tbt"):
             if m[f"{target}_target_s"] is not None:
-                self.targets.labels(name, target, "missed" if target in m["missed"] else "attained").inc()
+                outcome = "missed" if target in m["missed"] else "failed" if m["failed"] else "attained"
+                self.targets.labels(name, target, outcome).inc()
         for histogram, key in (
             (self.ttft, "ttft_s"),
             (self.tpot, "tpot_s"),

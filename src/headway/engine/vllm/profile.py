@@ -35,7 +35,7 @@ def path_for(vllm_config: Any) -> Path:
         "tp": parallel.tensor_parallel_size,
         "pp": parallel.pipeline_parallel_size,
         "kv": str(vllm_config.cache_config.cache_dtype),
-        "device": str(vllm_config.device_config.device_type),
+        "device": _device(vllm_config),
         "machine": platform.processor() or platform.machine(),
         "cpus": os.cpu_count(),
         "bind": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""),
@@ -43,6 +43,17 @@ def path_for(vllm_config: Any) -> Path:
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "headway" / "profiles" / f"{digest}.json"
+
+
+def _device(vllm_config: Any) -> str:
+    """Return the name of the accelerator: one home may be shared by machines with different ones."""
+    from vllm.platforms import current_platform
+
+    kind = str(vllm_config.device_config.device_type)
+    try:
+        return f"{kind} {current_platform.get_device_name()}"
+    except (NotImplementedError, RuntimeError):
+        return kind
 
 
 def load(path: Path, *, eps: float) -> StepCost:

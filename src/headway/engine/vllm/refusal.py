@@ -33,6 +33,7 @@ def answer(message: dict[str, Any]) -> tuple[int, Headers, bytes]:
         "ttft_bound_ms": _ms(message["bound_s"]),
         "tpot_target_ms": _ms(message["tpot_target_s"]),
         "tbt_target_ms": _ms(message["tbt_target_s"]),
+        "pace_bound_ms": _ms(message["pace_bound_s"]),
         "prompt_tokens": message["prompt_tokens"],
     }
     text = _EXPLAIN.get(code, "the request was refused")
@@ -42,7 +43,7 @@ def answer(message: dict[str, Any]) -> tuple[int, Headers, bytes]:
         text += f": {numbers['ttft_bound_ms']} ms could be promised, {numbers['ttft_target_ms']:.0f} ms were asked for"
     headers: Headers = []
     wait = message["retry_after_s"]
-    if wait is not None and code != "never_fits":
+    if wait is not None and math.isfinite(wait) and code != "never_fits":
         headers.append((b"retry-after", str(max(1, math.ceil(wait))).encode()))
         headers.append((b"retry-after-ms", str(max(1, math.ceil(wait * 1e3))).encode()))
     status = STATUS.get(code, 429)

@@ -9,6 +9,9 @@ Allocation, state and correctness stay vLLM's. How a plan is applied:
                    a running request and ends the scan of the waiting ones
     starts         moved to the head of the waiting queue, in order
     victims        moved to the tail of `running`, where vLLM takes its victims
+
+Requests that the driver does not know (pooling, open sessions, those left from a failure of its books) are served as
+vLLM would: before the others, with the whole budget. Nothing that Headway raises reaches vLLM.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -70,6 +74,9 @@ class HeadwayScheduler(AsyncScheduler):
         super().add_request(request)
         if known or request.resumable or request.sampling_params is None or request.abort_immediately:
             return
+        self._tell(self._arrive, request)
+
+    def _arrive(self, request: Request) -> None:
         self._driver.arrive(
             request.request_id,
             now_s=time.monotonic(),
@@ -97,23 +104,35 @@ class HeadwayScheduler(AsyncScheduler):
         plan, refused = driver.begin_step(self._facts())
         if refused:
             self._refuse(refused)
+        if refused and driver.recorder.in_flight is None:
             # Refusals leave with the outputs of a step. An empty one takes about a millisecond and sends them now,
             # the next full one would send them when it ends.
             self.max_num_scheduled_tokens = 0
-        elif plan is not None and not plan.open_chunks:
-            self._plan = plan
-            self._arrange(plan)
-            # Drafts are scheduled with their decode, so they need room beside it.
-            drafts = self.num_spec_tokens * len(driver.ledger.decoding)
-            self.max_num_scheduled_tokens = min(self._step_tokens, plan.token_budget + drafts)
+        elif plan is not None:
+            try:
+                self._apply(plan)
+            except Exception:
+                driver.failed("a plan could not be applied; this step runs as the engine alone would")
         try:
             output = super().schedule(throttle_prefills)
         finally:
             self._plan = None
             self.max_num_scheduled_tokens = self._step_tokens
         requests = self.requests
-        driver.issued(output.num_scheduled_tokens, lambda i: requests[i].num_computed_tokens, now_s=time.monotonic())
+        self._tell(
+            driver.issued,
+            output.num_scheduled_tokens,
+            lambda i: requests[i].num_computed_tokens,
+            now_s=time.monotonic(),
+        )
         return output
+
+    def _tell(self, book: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Tell the driver what happened; when its books fail, vLLM goes on alone with the requests that it has."""
+        try:
+            book(*args, **kwargs)
+        except Exception:
+            self._driver.start_over()
 
     def _facts(self) -> EngineFacts:
         driver, pool = self._driver, self.kv_cache_manager.block_pool
@@ -136,11 +155,26 @@ class HeadwayScheduler(AsyncScheduler):
             residual_s=residual,
         )
 
-    def _arrange(self, plan: StepPlan) -> None:
-        """Order the queues as planned; requests that Headway does not know go first, as vLLM has them."""
-        known = self._driver.ledger.requests
-        head = [r for r in self.waiting if r.request_id not in known] if self._strangers() else []
-        head += [self.requests[i] for i in plan.starts or () if self.requests[i].status != RequestStatus.RUNNING]
+    def _apply(self, plan: StepPlan) -> None:
+        """Order the queues as planned and set the budget; the chunks are capped as vLLM asks for them."""
+        ledger = self._driver.ledger
+        if plan.open_chunks:
+            # vLLM's own order, apart from requests without a verdict: those wait behind the others. (vLLM's priority
+            # queue has no such place; there they are served before their verdict.)
+            if ledger.undecided and self.policy is SchedulingPolicy.FCFS:
+                undecided = [r for r in self.waiting if r.request_id in ledger.undecided]
+                self.waiting.remove_requests(undecided)
+                for request in undecided:
+                    self.waiting.add_request(request)
+                self._plan = plan
+            return
+        budget = plan.token_budget
+        head: list[Request] = []
+        if len(ledger.requests) < len(self.requests):
+            head = [r for r in self.waiting if r.request_id not in ledger.requests]
+            budget = self._step_tokens
+        # A waiting request that gets no tokens ends vLLM's scan of the queue, so all that start stand first.
+        head += [r for r in map(self.requests.get, plan.starts or ()) if r and r.status != RequestStatus.RUNNING]
         for request in reversed(head):
             if request in self.waiting:
                 self.waiting.remove_request(request)
@@ -150,9 +184,10 @@ class HeadwayScheduler(AsyncScheduler):
             stay = [r for r in self.running if r.request_id not in place]
             go = [r for r in self.running if r.request_id in place]
             self.running[:] = stay + sorted(go, key=lambda r: place[r.request_id])
-
-    def _strangers(self) -> bool:
-        return len(self._driver.ledger.requests) < len(self.requests)
+        # Drafts are scheduled with their decode, so they need room beside it.
+        drafts = self.num_spec_tokens * len(ledger.decoding)
+        self.max_num_scheduled_tokens = min(self._step_tokens, budget + drafts)
+        self._plan = plan
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """Cap the tokens of one request in this step by the plan."""
@@ -163,15 +198,17 @@ class HeadwayScheduler(AsyncScheduler):
         state = self._driver.ledger.requests.get(request.request_id)
         if state is None:
             return tokens
+        if plan.open_chunks:
+            return 0 if state.phase is Phase.UNDECIDED else tokens
         if state.phase is Phase.DECODE:
             return 0 if request.request_id in plan.held else tokens
         if state.remaining_tokens == 0 and state.phase is Phase.PREFILL:
             return tokens  # its last chunk is in flight: this is its first decode
-        return min(tokens, plan.chunks.get(request.request_id, 0))
+        return min(tokens, max(0, plan.chunks.get(request.request_id, 0)))
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
-        self._driver.preempted(request.request_id)
+        self._tell(self._driver.preempted, request.request_id)
 
     # The end of a step and of a request
 
@@ -188,11 +225,11 @@ class HeadwayScheduler(AsyncScheduler):
                 if out.new_token_ids:
                     tokens[out.request_id] = len(out.new_token_ids)
                 if out.finish_reason is not None:
-                    ended.append((out.request_id, not out.new_token_ids))
+                    ended.append((out.request_id, out.finish_reason == FinishReason.ERROR))
         driver = self._driver
-        driver.completed(tokens, now_s=now, idle=not self.requests)
-        for request_id, aborted in ended:
-            driver.finished(request_id, now_s=now, aborted=aborted)
+        self._tell(driver.completed, tokens, now_s=now, idle=not self.requests)
+        for request_id, failed in ended:
+            self._tell(driver.finished, request_id, now_s=now, failed=failed)
         self._send(outputs, now)
         if driver.cost.steps - self._saved_steps >= (SAVE_STEPS if self.requests else SAVE_IDLE_STEPS):
             self._save()
@@ -224,10 +261,11 @@ class HeadwayScheduler(AsyncScheduler):
         """A client went away, a stop string was seen, or an error ended requests."""
         ended: list[Request] = super().finish_requests(request_ids, finished_status)
         now = time.monotonic()
+        failed = finished_status == RequestStatus.FINISHED_ERROR
         for request in ended:
-            # A stop string is found outside the engine and arrives as an abort after tokens came.
-            aborted = request.num_output_tokens == 0 or finished_status == RequestStatus.FINISHED_ERROR
-            self._driver.finished(request.request_id, now_s=now, aborted=aborted)
+            # A stop string is found outside the engine and arrives as an abort after tokens came, so only the abort
+            # of a request without tokens is known to be its client's.
+            self._tell(self._driver.finished, request.request_id, now_s=now, failed=failed)
         return ended
 
     def _refuse(self, request_ids: list[str]) -> None:
