@@ -40,7 +40,7 @@ def install(receiver: Deliver) -> None:
         return original(self, engine_core_outputs, *args, **kwargs)
 
     process_outputs._headway = True  # type: ignore[attr-defined]
-    OutputProcessor.process_outputs = process_outputs
+    OutputProcessor.process_outputs = process_outputs  # type: ignore[method-assign]
 
 
 def deliver(messages: Any) -> None:

@@ -8,6 +8,7 @@ decided inside the engine becomes a clean 429 before any byte of a stream, an ac
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
@@ -17,7 +18,9 @@ import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from headway.engine.base import RequestTag
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from headway.engine.base import MAX_GROUP, RequestTag
 from headway.engine.vllm import headers as slo_headers
 from headway.engine.vllm import inbox, refusal
 from headway.engine.vllm.messages import ENV_EVENT_LOG, XARG, config_from_environment, encode_tag
@@ -29,6 +32,7 @@ Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: Endpoints whose requests carry SLOs.
 PATHS = ("/v1/completions", "/v1/chat/completions")
@@ -40,15 +44,28 @@ _TOO_LONG = ("maximum context length", "maximum model length", "max_model_len")
 
 
 class SloMiddleware:
-    """ASGI middleware between vLLM's server and its routes."""
+    """ASGI middleware between vLLM's server and its routes.
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    Args:
+        app: what it wraps.
+        install: called with `deliver`, which must get every message of the engine; default: vLLM's output loop.
+        registry: where the `headway_` series go. Of several instances in one process, all of which get every
+            message, the first one of a registry counts them and writes the events.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        install: Callable[[inbox.Deliver], None] = inbox.install,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
         self.app = app
         self.config = config_from_environment()
-        self.metrics = Metrics()
-        self.events = EventLog(os.environ.get(ENV_EVENT_LOG))
+        self.metrics = Metrics.claim(registry)
+        self.events = EventLog(os.environ.get(ENV_EVENT_LOG)) if self.metrics is not None else None
         self._open: dict[str, _Exchange] = {}
-        inbox.install(self.deliver)
+        install(self.deliver)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -56,14 +73,15 @@ class SloMiddleware:
             await self.app(scope, receive, send)
             return
         arrived = time.time()
+        # All of it even for a request that is refused for its headers: what is left unread costs the connection.
+        body, gone = await _read_body(receive)
+        if gone is not None:
+            return
         try:
             slo = slo_headers.parse(scope["headers"], self.config.classes)
         except slo_headers.HeaderError as error:
-            body = refusal.error_body(str(error), code="bad_slo_header", status=400, param=error.header)
-            await _answer(send, 400, [], body)
-            return
-        body, gone = await _read_body(receive)
-        if gone is not None:
+            answer = refusal.error_body(str(error), code="bad_slo_header", status=400, param=error.header)
+            await _answer(send, 400, [], answer)
             return
         tag = RequestTag(group=uuid.uuid4().hex, arrival_unix_s=arrived, **slo)  # type: ignore[arg-type]
         if len(body) > LOOP_BYTES:
@@ -79,13 +97,14 @@ class SloMiddleware:
 
     def deliver(self, message: dict[str, Any]) -> None:
         """Take one message of the engine (called from vLLM's output loop, in this process)."""
-        self.metrics.record(message, time.monotonic())
         kind = message["kind"]
         if kind in ("refused", "accepted", "first_token"):
             exchange = self._open.get(message["group"])
             if exchange is not None:
                 exchange.learn(message)
-        if kind == "refused" or kind == "preempted" or (kind == "done" and message["missed"]):
+        if self.metrics is not None:
+            self.metrics.record(message, time.monotonic())
+        if self.events is not None and (kind in ("refused", "preempted") or (kind == "done" and message["missed"])):
             self.events.write("miss" if kind == "done" else kind, message)
 
 
@@ -144,13 +163,13 @@ class _Exchange:
         try:
             parsed = json.loads(body)
             message = parsed["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            parsed, message = None, ""
-        if parsed is not None and any(words in message for words in _TOO_LONG):
+        except (ValueError, KeyError, TypeError, RecursionError):
+            message = None
+        if isinstance(message, str) and any(words in message for words in _TOO_LONG):
             parsed["error"]["code"] = "never_fits"
             body = json.dumps(parsed).encode()
-        kept = [h for h in self._start.get("headers", ()) if h[0].lower() != b"content-length"]
-        self._start["headers"] = [*kept, (b"content-length", str(len(body)).encode())]
+            kept = [h for h in self._start.get("headers", ()) if h[0].lower() != b"content-length"]
+            self._start["headers"] = [*kept, (b"content-length", str(len(body)).encode())]
         self._passing = True
         await self._send(self._start)
         await self._send({"type": "http.response.body", "body": body})
@@ -184,28 +203,25 @@ def tag_body(body: bytes, tag: RequestTag) -> bytes:
     if xargs is not None and not isinstance(xargs, dict):
         return body
     explicit = request.get("max_tokens") is not None or request.get("max_completion_tokens") is not None
-    full = RequestTag(
-        group=tag.group,
-        size=_sequences(request),
-        slo_class=tag.slo_class,
-        ttft_ms=tag.ttft_ms,
-        tpot_ms=tag.tpot_ms,
-        tbt_ms=tag.tbt_ms,
-        arrival_unix_s=tag.arrival_unix_s,
-        explicit_max_tokens=explicit,
-    )
+    full = dataclasses.replace(tag, size=_sequences(request), explicit_max_tokens=explicit)
     # Ours last: whatever a client sends under this name is overwritten.
     request["vllm_xargs"] = {**(xargs or {}), XARG: encode_tag(full)}
-    return json.dumps(request).encode()
+    try:
+        return json.dumps(request).encode()
+    except RecursionError:
+        return body
 
 
 def _sequences(request: dict[str, Any]) -> int:
     """Engine requests that vLLM makes of one HTTP request: n for each prompt."""
     n = request.get("n")
-    n = n if isinstance(n, int) and not isinstance(n, bool) and n > 0 else 1
+    try:
+        n = int(n) if isinstance(n, (int, float, str)) and int(n) == float(n) else 1  # vLLM takes "2" and 2.0 as well
+    except (ValueError, OverflowError):
+        n = 1
     prompt = request.get("prompt")
-    several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list))
-    return n * (len(prompt) if several else 1)
+    several = len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else 1
+    return min(max(n, 1) * several, MAX_GROUP)
 
 
 async def _read_body(receive: Receive) -> tuple[bytes, Event | None]:
