@@ -21,7 +21,7 @@ from headway.trace.record import Trace
 from headway.twin import router
 from headway.twin.config import EngineConfig
 from headway.twin.engine import Engine, StepListener
-from headway.twin.noise import Noise
+from headway.twin.noise import Noise, NoiseModel
 from headway.twin.profile import Profile
 from headway.twin.recorder import Recorder
 from headway.twin.simulation import Simulation
@@ -72,7 +72,7 @@ def known_settings() -> dict[str, str]:
         "replicas": "engines behind the router",
         "router": f"one of {', '.join(router.ROUTERS)}",
         "grace_s": "seconds after the last arrival until open requests are cut off (none: run to the end)",
-        "noise": "false: every step takes exactly its price",
+        "noise": "true; false: every step takes exactly its price; bounded: no step exceeds its envelope",
     }
 
 
@@ -130,7 +130,7 @@ def simulate(trace: Trace, scenario: Scenario, *, on_step: StepListener | None =
     tokens = int(trace.frame["output_tokens"].sum() or 0)
     recorder = Recorder(front_s=config.front_s, keep_tokens=tokens <= KEEP_TOKENS)
     profile = scenario.profile
-    model = profile.noise if noisy else replace(profile.noise, sigma=0.0, stall_share=0.0)
+    model = _noise(profile, noisy)
     engines = [
         Engine(
             config=config,
@@ -224,6 +224,16 @@ def meta_of(trace: Trace, scenario: Scenario, outcome: Outcome) -> dict[str, Any
 def slos_of(targets: Mapping[str, Targets]) -> dict[str, Slo]:
     """Return the SLO classes of the core for a client's targets."""
     return {name: Slo(name=name, **each.as_dict()) for name, each in targets.items()}
+
+
+def _noise(profile: Profile, setting: Value) -> NoiseModel:
+    if setting is True:
+        return profile.noise
+    if setting is False:
+        return replace(profile.noise, sigma=0.0, stall_share=0.0)
+    if setting == "bounded":
+        return replace(profile.noise, cap=profile.envelope_factor)
+    raise InputError(f"noise = {setting!r}: expected true, false or bounded")
 
 
 def _belief(profile: Profile, config: EngineConfig) -> StepCost:
