@@ -159,8 +159,8 @@ def _check_names(config: Config, path: Path, text: str) -> None:
             if expected:
                 raise InputError.at(path, _line(text, keys), ".".join(keys), value, expected)
         try:
-            registry.create(name, **parameters)
-        except (InputError, ValueError) as error:
+            registry.REGISTRY[name](**parameters)
+        except ValueError as error:
             # The message of a range check starts with "parameter = ".
             line = _line(text, [f"{key}_parameters", str(error).partition(" ")[0]])
             where = f"{path}:{line}" if line else f"{path}"

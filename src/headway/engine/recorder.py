@@ -53,8 +53,8 @@ class StepRecorder:
         if self._log is not None and (step.q or step.n):
             row = {"t_s": round(now_s, 6), "q": step.q, "n": step.n, "K": step.K, "X": step.X}
             self._log.write(json.dumps({**row, "seconds": round(step.seconds, 6)}) + "\n")
-            if self._ended_s is None:
-                self._log.flush()
+        if self._log is not None and idle:
+            self._log.flush()
         return step, flight.ids
 
     def residual_s(self, now_s: float, predicted_s: float) -> float:
