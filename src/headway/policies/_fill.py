@@ -13,6 +13,7 @@ def fill(view: EngineView, order: Iterable[RequestState]) -> StepPlan:
     decodes = len(ledger.decoding) + sum(1 for r in ledger.pending if r.remaining_tokens == 0)
     left = view.max_step_tokens - decodes
     slots = view.max_running - len(ledger.decoding) - ledger.prefilling
+    free = view.kv.free_blocks
     chunks: dict[str, int] = {}
     starts: list[str] = []
     for request in order:
@@ -22,9 +23,12 @@ def fill(view: EngineView, order: Iterable[RequestState]) -> StepPlan:
         if tokens <= 0:
             continue
         if request.phase is Phase.WAITING:
-            if slots <= 0:
-                continue  # no slot to start it in; those that run already go on
+            blocks = view.kv.blocks(request.target_tokens)
+            if slots <= 0 or blocks > free:
+                slots = 0  # no slot or no memory to start it; those that run already go on, nobody overtakes
+                continue
             slots -= 1
+            free -= blocks
             starts.append(request.id)
         chunks[request.id] = tokens
         left -= tokens

@@ -64,6 +64,7 @@ class Headway:
         starts: list[str] = []
         budget = left = view.max_step_tokens - decodes
         slots = view.max_running - len(ledger.decoding) - ledger.prefilling
+        kv, free = view.kv, view.kv.free_blocks
         start, factor, waiting = view.now_s + view.residual_s, view.cost.factor, Phase.WAITING
         for work, request in chain(self._order(view, head, max(room, floor)), self._behind(view)):
             context = request.computed_tokens
@@ -74,9 +75,12 @@ class Headway:
             if tokens <= 0 or (tokens < whole and tokens < min(self.min_chunk, left)):
                 break
             if request.phase is waiting:
-                if slots <= 0:
+                blocks = kv.blocks(request.target_tokens)
+                if slots <= 0 or blocks > free:
+                    slots = 0  # the engine would not start it; its tokens go to those that run, nobody overtakes
                     continue
                 slots -= 1
+                free -= blocks
                 starts.append(request.id)
             least = 0
             chunks[request.id] = tokens

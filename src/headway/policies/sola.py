@@ -91,6 +91,7 @@ class Sola:
         cost = view.cost.mean
         left = view.max_step_tokens - decodes
         slots = view.max_running - decodes - sum(r.phase is Phase.PREFILL for r in pending)
+        free = view.kv.free_blocks
         chunks: dict[str, int] = {}
         starts: list[str] = []
         for request in pending:
@@ -105,9 +106,12 @@ class Sola:
                     break
                 tokens = min(whole, self.tile, max(left, 1))
             if request.phase is Phase.WAITING:
-                if slots <= 0:
+                blocks = view.kv.blocks(request.target_tokens)
+                if slots <= 0 or blocks > free:
+                    slots = 0  # the engine would not start it; those that run already go on
                     continue
                 slots -= 1
+                free -= blocks
                 starts.append(request.id)
             chunks[request.id] = tokens
             left -= tokens
