@@ -15,6 +15,7 @@ class Job:
     """
 
     __slots__ = (
+        "_shared",
         "early",
         "finish_step",
         "first_step",
@@ -49,6 +50,7 @@ class Job:
         self.plain = 0  # plain blocks that it holds (before it decodes)
         self.registered = 0  # leading blocks whose content was offered to the cache
         self.known_keys: list[Hashable] | None = None  # of its blocks, while it waits
+        self._shared: list[Hashable] | None = None
         self.private = 0  # leading blocks that only this request can find again, after a preemption
         self.first_step = 0  # first step of the current run of tokens, one a step
         self.early: list[float] = []  # times of tokens before that run
@@ -59,14 +61,16 @@ class Job:
 
     def keys(self, block_size: int, tokens: int) -> list[Hashable]:
         """Return the content of the full blocks of the first `tokens` tokens, as far as anybody can find it again."""
-        limit = tokens // block_size
-        keys: list[Hashable] = []
-        if self.ids is not None:
-            known = min(len(self.ids) * self.ids_block, self.state.prompt_tokens)
+        if self._shared is None:
+            shared = 0
+            if self.ids is not None:
+                shared = min(len(self.ids) * self.ids_block, self.state.prompt_tokens) // block_size
             # Ids are chained: the id at a block's last token stands for everything before it.
-            keys = [
-                (self.ids[((block + 1) * block_size - 1) // self.ids_block], block)
-                for block in range(min(limit, known // block_size))
+            self._shared = [
+                (self.ids[((block + 1) * block_size - 1) // self.ids_block], block) for block in range(shared)
             ]
-        keys.extend((-1, self.state.seq, block) for block in range(len(keys), min(limit, self.private)))
-        return keys
+        limit = tokens // block_size
+        if limit <= len(self._shared):
+            return self._shared[:limit]
+        private = range(len(self._shared), min(limit, self.private))
+        return self._shared + [(-1, self.state.seq, block) for block in private]
