@@ -139,7 +139,7 @@ def every(traces: Path | None) -> list[Load]:
         ("azure code", "AzureLLMInferenceTrace_code.csv", Targets(ttft_s=2.0, tpot_s=0.05), 60, 24, {}, {}),
         ("azure conv", "AzureLLMInferenceTrace_conv.csv", Targets(ttft_s=1.0, tpot_s=0.05), 60, 40, {}, {}),
         (
-            *("mooncake synthetic", "synthetic_trace.jsonl", Targets(ttft_s=15.0, tpot_s=0.1), 240, 12),
+            *("mooncake synthetic", "synthetic_trace.jsonl", Targets(ttft_s=15.0, tpot_s=0.1), 120, 6),
             *({"prefix_cache": True}, {"max_input": 65_536}),
         ),
     ]
