@@ -92,7 +92,8 @@ class ResponseTime:
         served = len(ledger.pending) + len(ledger.decoding)
         if not served and not self.strict:
             # Nothing can be lost, and a cost that was learned in a bad moment is only unlearned by serving.
-            return Accept(bound_s=start + alone)
+            bound = start + alone
+            return Accept(bound_s=bound if bound <= request.due_s else None)
         # Each request may waste most of one block, so count one more for each.
         if kv.blocks(ledger.reserved_tokens + tokens) + served + 1 > kv.total_blocks or served >= view.max_running:
             return Reject(reason=Reason.KV, retry_after_s=self._departure_s(view))
@@ -220,7 +221,9 @@ class ResponseTime:
         cost, factor, demand = view.cost.mean, view.cost.factor, view.demand
         step = min(pace, view.blocking_s)
         served = len(view.ledger.pending) + len(view.ledger.decoding) + 1
-        share = 1.0 - factor * (cost.g + cost.b * served + cost.k * reserved) / step
+        base = cost.g + cost.b * served + cost.k * reserved
+        # With a backlog a step takes one pace on average; a strict promise counts every step at its envelope.
+        share = 1.0 - (factor if self.strict else 1.0) * base / step
         if demand.denser(view.now_s, 0.0) * self.foresight <= share:
             return False  # on average everybody fits
         share -= self.foresight * demand.denser(view.now_s, request.slo.weight / max(own, 1e-6))

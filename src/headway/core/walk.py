@@ -9,7 +9,7 @@ output) and every pending prefill from its earliest possible completion on, and 
 ever hold. The backlog H is done in the first step j with w_1 + ... + w_j >= H. docs/design.md, section 5.
 
 Lengths. Until the first pending prefill joins the decodes, the slack that they have banked is spent first:
-L_j = min(blocking allowance, slack_j), slack_{j+1} = slack_j - L_j + s. From then on a stream without banked slack
+L_j = min(blocking allowance, slack_j), slack_{j+1} = slack_j - L_j / f + s. From then on a stream without banked slack
 may exist, so L_j = s, the tightest pace. With nothing decoding, L_j is the blocking allowance.
 
 `capacity` is the vectorised walk along the expected course, `capacity_naive` the loop that tests compare it with.
@@ -86,6 +86,7 @@ def lengths(
     floor_s: float,
     base_s: Floats,
     until_s: float,
+    factor: float = 1.0,
 ) -> Floats:
     """Return the length L_j of each of `steps` steps.
 
@@ -97,19 +98,25 @@ def lengths(
         floor_s: envelope of the smallest step that carries prefill; with less slack a step is decode-only.
         base_s: L_j / f - w_j, the part of a step that is not prefill work, f times too short (shape: steps).
         until_s: work after which the first pending prefill joins the decodes.
+        factor: envelope / mean, f. A step of length L takes L / f on average and the streams bank the rest, so with
+            a backlog lengths settle at f times the pace: then a step takes one pace.
     """
-    out = np.full(steps, min(pace_s, blocking_s))
+    settled = min(factor * pace_s, blocking_s)
+    out = np.full(steps, settled)
     if not math.isfinite(slack_s):
         # Nothing decodes before the first prefill is done.
         per_step = max(blocking_s - float(base_s[0]), 1e-9) if steps else 1.0
         out[: min(steps, math.ceil(min(until_s / per_step, steps)))] = blocking_s
         return out
     done = 0.0
+    joined = False
     for j in range(min(steps, SLACK_STEPS)):
-        if done >= until_s:
-            slack_s = min(slack_s, pace_s)
-            if slack_s >= pace_s:
+        if joined:
+            if 0.99 * settled <= slack_s <= 1.01 * settled:
                 break
+        elif done >= until_s:
+            joined = True
+            slack_s = min(slack_s, pace_s)
         length = min(blocking_s, slack_s)
         base = float(base_s[j])
         if length < floor_s:
@@ -117,7 +124,7 @@ def lengths(
         else:
             done += length - base
         out[j] = length
-        slack_s += pace_s - length
+        slack_s += pace_s - length / factor
     return out
 
 
@@ -160,6 +167,7 @@ def capacity(
         floor_s=factor * (base + float(load[0]) + cost.work_s(min_chunk, 0)),
         base_s=factor * (base + load),
         until_s=factor * float(backlog[0]) if len(backlog) else math.inf,
+        factor=factor,
     )
     # Pass 1: capacity if no pending prefill ever joined the decodes: their earliest completion.
     free = per_step / factor - base - load

@@ -13,7 +13,7 @@ from headway.trace.synthetic import demo_trace
 
 #: Targets of the generated traffic.
 MIXED = {"chat": Targets(ttft_s=1.0, tpot_s=0.15), "document": Targets(ttft_s=6.0, tpot_s=0.15)}
-SINGLE = {"default": Targets(ttft_s=2.0, tpot_s=0.15)}
+SINGLE = {"default": Targets(ttft_s=3.0, tpot_s=0.15)}
 
 #: A document is worth this many chats when demand exceeds capacity: about the ratio of what they cost.
 WEIGHTS = {"chat": 1.0, "document": 8.0}
