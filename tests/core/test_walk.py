@@ -130,6 +130,7 @@ def test_capacity_agrees_with_the_loop(
         floor_s=factor * (base + cost.b * float(decodes[0]) + cost.work_s(16, 0)),
         base_s=factor * (base + cost.b * decodes),
         until_s=factor * float(backlog[0]) if len(backlog) else math.inf,
+        factor=factor,
     )
     naive = capacity_naive(
         cost, lengths_s=per_step.tolist(), factor=factor, left=left, reserved_tokens=reserved, backlog=backlog.tolist()
@@ -263,3 +264,20 @@ def test_nothing_fits_a_step_is_never() -> None:
         )
         assert closed_form(worst, backlog).tolist() == [math.inf]
         assert walk.finish_s(backlog).tolist() == [math.inf]
+
+
+def test_lengths_settle_at_the_factor_times_the_pace() -> None:
+    """With a backlog a step of length f s takes s on average, so f s is the length that neither gains nor loses slack."""
+    out = lengths(
+        steps=40,
+        pace_s=0.1,
+        blocking_s=1.0,
+        slack_s=0.1,
+        floor_s=0.02,
+        base_s=np.full(40, 0.01),
+        until_s=0.0,
+        factor=1.25,
+    )
+    assert out[0] == pytest.approx(0.1)
+    assert out[-1] == pytest.approx(0.125)
+    assert np.all(np.diff(out) >= -1e-12)
