@@ -14,11 +14,11 @@ FLAT = CostCoefficients(g=0.020, a=0.001, b=0.0)
 
 
 def test_slack_is_that_of_the_most_urgent_decode() -> None:
-    """From the end of the step in flight to the earliest due token."""
+    """From now to the earliest due token; behind a step in flight, from its end to the token after the one it brings."""
     ledger = Ledger()
     decoding(ledger, request(0, tpot=0.1), request(1, tpot=0.3), first_s=1.0)
     assert view(ledger, FLAT, now=1.02).slack_s == pytest.approx(0.08)
-    assert view(ledger, FLAT, now=1.02, residual_s=0.03).slack_s == pytest.approx(0.05)
+    assert view(ledger, FLAT, now=1.02, residual_s=0.03).slack_s == pytest.approx(0.15)
 
 
 def test_nothing_decoding_is_no_limit() -> None:
@@ -63,3 +63,10 @@ def test_blocks_are_rounded_up() -> None:
     """The last block of a request may be mostly empty."""
     kv = KvView(block_size=16, total_blocks=10, free_blocks=10)
     assert [kv.blocks(tokens) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
+
+
+def test_under_a_hard_pace_the_token_in_flight_starts_the_next_gap() -> None:
+    """Nothing is banked with `tbt`: behind a step in flight there is one gap from its end."""
+    ledger = Ledger()
+    decoding(ledger, request(0, tbt=0.1), first_s=1.0)
+    assert view(ledger, FLAT, now=1.01, residual_s=0.02).slack_s == pytest.approx(0.1)

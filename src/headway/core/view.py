@@ -62,8 +62,13 @@ class EngineView:
         end = self.now_s + self.residual_s
         earliest = end + alone
         least = math.inf
+        # With a step in flight (asynchronous scheduling) every decode gets a token when it ends, so the step planned
+        # now is due with the token after that one.
+        ahead = self.residual_s > 0
         for request in decoding.values():
             due = request.next_due_s
+            if ahead:
+                due = min(due + request.slo.pace_s, end + (request.slo.tbt_s or math.inf))
             if due < least and (
                 due >= earliest
                 # Its last token is due a pace after each before it, and can come after as many decode-only steps.
