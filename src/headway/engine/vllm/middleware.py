@@ -179,14 +179,22 @@ class EventLog:
     """One JSON line an event, to a file or to standard error."""
 
     def __init__(self, path: str | None) -> None:
-        self._file = open(path, "a", encoding="utf-8", buffering=1) if path else sys.stderr  # noqa: SIM115
+        self._path = path
+        if path is not None:
+            with open(path, "a", encoding="utf-8"):
+                pass  # a path that cannot be written is an error now, not at the first event
 
     def write(self, event: str, message: dict[str, Any]) -> None:
         """Write the event with its numbers; a full disk must not stop serving."""
         fields = {k: v for k, v in message.items() if v is not None and k != "kind"}
         line = json.dumps({"event": f"headway_{event}", "unix_s": round(time.time(), 3), **fields})
         try:
-            print(line, file=self._file, flush=True)
+            if self._path is None:
+                print(line, file=sys.stderr, flush=True)
+                return
+            # Opened each time, so that the file may be rotated.
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
         except OSError as error:
             logger.warning("headway: cannot write an event: %s", error)
 
