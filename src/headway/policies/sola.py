@@ -54,8 +54,9 @@ class Sola:
             else 0.0
         )
         paced = max((self._pace(r, start) for r in ledger.decoding.values()), default=0.0)
-        room = self._room(slacks, base, both_broken=waited > 1.0 and paced > 1.0)
-        if paced > waited:
+        broken = waited > 1.0 and paced > 1.0
+        room = self._room(slacks, base, broken=broken)
+        if paced > waited and not broken:
             room = min(room, self._least(view, pending, start, base))
         return self._fill(view, pending, decodes, room)
 
@@ -67,11 +68,11 @@ class Sola:
             return 0.0
         return (now - first) / request.output_tokens / pace
 
-    def _room(self, slacks: list[float], base: float, *, both_broken: bool) -> float:
+    def _room(self, slacks: list[float], base: float, *, broken: bool) -> float:
         """Seconds of prefill work that keep the decodes within their pace; inf without decodes."""
         if not slacks:
             return math.inf
-        at = math.ceil((1.0 - self.percentile) * len(slacks)) if both_broken else 0
+        at = math.ceil((1.0 - self.percentile) * len(slacks)) if broken else 0
         return slacks[min(at, len(slacks) - 1)] - base
 
     def _least(self, view: EngineView, pending: list[RequestState], start: float, base: float) -> float:

@@ -1,0 +1,201 @@
+"""The simulated engine against sums done by hand (1 s a step + 0.1 s a prompt token, budget 10 tokens)."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from twin_build import NOISY, run
+
+from headway.replay.targets import Targets
+from headway.twin.engine import StarvationError
+
+
+def times(outcome: object) -> list[list[float]]:
+    """Return the token times of every request, rounded."""
+    return [[round(t, 6) for t in row] for row in outcome.frame["token_s"].to_list()]  # type: ignore[attr-defined]
+
+
+def test_prompt_longer_than_the_budget_is_chunked() -> None:
+    """15 tokens: 10 in a step of 2 s, 5 in one of 1.5 s, then a decode step of 1 s."""
+    assert times(run([(0.0, 15, 2)])) == [[3.5, 4.5]]
+
+
+def test_arrival_during_a_step_waits_for_its_end() -> None:
+    """The second request arrives in the first step (0 to 1.5 s); its prompt runs beside the other's decode."""
+    assert times(run([(0.0, 5, 2), (0.1, 5, 1)])) == [[1.5, 3.0], [3.0]]
+
+
+def test_decodes_take_their_tokens_from_the_budget() -> None:
+    """Beside one decode only 9 of the 10 tokens of the second prompt fit the step."""
+    assert times(run([(0.0, 10, 4), (0.1, 10, 1)])) == [[2.0, 3.9, 5.0, 6.0], [5.0]]
+
+
+def test_slots_bound_the_running_requests() -> None:
+    """With max_running 1 the second starts when the first is done."""
+    assert times(run([(0.0, 5, 2), (0.0, 5, 1)], max_running=1)) == [[1.5, 2.5], [4.0]]
+
+
+def test_lag_of_one_step_with_asynchronous_scheduling() -> None:
+    """The step of 1.5 to 2.5 s was planned at 0 s, before the second arrived: it starts a step later."""
+    outcome = run([(0.0, 5, 3), (0.1, 5, 1)], async_lag=True)
+    assert times(outcome) == [[1.5, 2.5, 4.0], [4.0]]
+
+
+def test_preempted_request_is_computed_again() -> None:
+    """4 blocks of 4 tokens: two prompts of 8 fill the pool, so the one started last makes room and comes back."""
+    outcome = run([(0.0, 8, 3), (0.0, 8, 3)], kv_blocks=4, block_size=4, token_budget=100)
+    assert outcome.facts["preemptions"] == 1
+    # Both prompts: 1 + 1.6 s. Then the first alone until it is done (4.6); then 8 + 1 tokens again: 1 + 0.9 s.
+    assert times(outcome) == [[2.6, 3.6, 4.6], [2.6, 6.5, 7.5]]
+
+
+def test_whole_prompt_must_fit_before_it_starts() -> None:
+    """vLLM reserves for the whole prompt: with 2 free blocks a prompt of 3 waits although its first chunk would fit."""
+    outcome = run([(0.0, 8, 2), (0.1, 12, 1)], kv_blocks=4, block_size=4, token_budget=8)
+    assert times(outcome) == [[1.8, 2.8], [6.0]]
+
+
+def test_shared_prefix_is_computed_once() -> None:
+    """The second prompt finds two of its three blocks of 4 tokens; its last token is never taken from the cache."""
+    outcome = run(
+        [(0.0, 12, 1), (10.0, 12, 1)],
+        ids=[[7, 8, 9], [7, 8, 5]],
+        ids_block=4,
+        block_size=4,
+        prefix_cache=True,
+        token_budget=100,
+    )
+    assert outcome.facts["cached_prompt_tokens"] == 8
+    assert times(outcome) == [[2.2], [11.4]]
+
+
+def test_prompt_that_never_fits_is_refused_at_once() -> None:
+    """Longer than the model, or than the pool: refused, whatever the admission test, and the others go on."""
+    outcome = run([(0.0, 50, 1), (0.0, 5, 1), (0.0, 10, 20)], kv_blocks=5, block_size=4, max_model_len=40)
+    assert outcome.frame["status"].to_list() == ["refused", "ok", "refused"]
+    assert outcome.frame["reason"].to_list() == ["never_fits", None, "never_fits"]
+    assert outcome.frame["http_status"].to_list() == [400, 200, 400]
+
+
+def test_stock_valve_counts_prompts_in_prefill() -> None:
+    """max_queued_tokens 10: the second is taken at 8 queued tokens, the third refused at 16."""
+    outcome = run([(0.0, 8, 1), (0.0, 8, 1), (0.0, 8, 1)], max_queued_tokens=10)
+    assert outcome.frame["status"].to_list() == ["ok", "ok", "refused"]
+
+
+def test_front_time_is_added_once() -> None:
+    """Every token reaches the client 0.25 s after its step; gaps do not change."""
+    outcome = run([(0.0, 5, 3)], front_s=0.25)
+    assert times(outcome) == [[1.75, 2.75, 3.75]]
+    assert outcome.frame["tpot_s"].to_list() == [1.0]
+
+
+def test_end_of_the_run_cuts_open_requests_off() -> None:
+    """With a grace of 1 s after the last arrival what runs then is cut off and never attained."""
+    outcome = run([(0.0, 5, 1), (2.0, 5, 9)], grace_s=3.0)
+    assert outcome.frame["status"].to_list() == ["ok", "cut_off"]
+    assert outcome.frame["attained"].to_list() == [True, False]
+    assert times(outcome) == [[1.5], [3.5, 4.5]]
+
+
+def test_attainment_is_scored_like_a_replay() -> None:
+    """A request late for its first token is not attained; one without targets is when it ends well."""
+    rows = [(0.0, 5, 2), (0.0, 10, 2)]
+    late = run(rows, targets={"default": Targets(ttft_s=2.0)})
+    assert late.frame["attained"].to_list() == [True, False]
+    assert run(rows, targets={}).frame["attained"].to_list() == [True, True]
+
+
+def test_two_replicas_share_the_load() -> None:
+    """Round robin puts two simultaneous requests on two engines, so neither waits."""
+    assert times(run([(0.0, 5, 1), (0.0, 5, 1)], replicas=2)) == [[1.5], [1.5]]
+
+
+@pytest.mark.parametrize("router", ["least_work", "deadline"])
+def test_router_avoids_the_busy_replica(router: str) -> None:
+    """Behind a long prompt on the first engine both later requests go to the second."""
+    outcome = run([(0.0, 90, 1), (0.1, 5, 1), (1.9, 5, 1)], replicas=2, router=router)
+    assert [round(row[0], 6) for row in outcome.frame["token_s"].to_list()[1:]] == [1.6, 3.4]
+
+
+def test_same_seed_same_bytes() -> None:
+    """Twice the same scenario gives the same table; another seed another one."""
+    rows = [(0.05 * i, 10 + i, 5 + i % 7) for i in range(40)]
+    one, two = (run(rows, NOISY, policy="headway", admission="response_time") for _ in range(2))
+    assert one.frame.equals(two.frame)
+
+
+def test_every_step_is_told_to_the_listener() -> None:
+    """The listener sees q, n, K and X of each step: the terms of its price."""
+    seen: list[tuple[int, int, int, float]] = []
+    run([(0.0, 15, 3)], on_step=lambda number, start, step, batch: seen.append((step.q, step.n, step.K, step.X)))
+    assert seen == [(10, 0, 0, 50.0), (5, 0, 0, 62.5), (0, 1, 16, 0.0), (0, 1, 17, 0.0)]
+
+
+def test_live_state_does_not_grow_with_the_trace() -> None:
+    """After 3,000 requests the engine holds nothing of those that left."""
+    from headway.twin import engine as module
+
+    kept: list[module.Engine] = []
+    original = module.Engine.__init__
+
+    def remember(self: module.Engine, **arguments: object) -> None:
+        original(self, **arguments)  # type: ignore[arg-type]
+        kept.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.Engine, "__init__", remember)
+        run([(0.2 * i, 5, 20) for i in range(3000)], NOISY)
+    engine = kept[0]
+    assert not engine.jobs
+    assert not engine.ledger.requests
+    assert not engine.batcher.running
+    assert engine.pool.free == engine.pool.total
+    assert len(engine._finishing) == 0
+    engine.check()
+
+
+def test_policy_that_runs_nothing_is_an_error() -> None:
+    """A policy that never grants a chunk ends in an error that names it, not in a spin."""
+    from headway import policies
+    from headway.core import EngineView, StepPlan
+
+    class Idle:
+        name = "idle"
+
+        def plan(self, view: EngineView) -> StepPlan:
+            return StepPlan(token_budget=1, starts=())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(policies.REGISTRY, "idle", Idle)
+        with pytest.raises(StarvationError, match="idle"):
+            run([(0.0, 5, 1)], policy="idle")
+
+
+def test_held_decode_skips_a_step() -> None:
+    """A policy that holds the second stream in one step delays each of its later tokens by that step."""
+    from headway import policies
+    from headway.core import EngineView, StepPlan
+
+    class Holding:
+        name = "holding"
+
+        def __init__(self) -> None:
+            self.steps = 0
+
+        def plan(self, view: EngineView) -> StepPlan:
+            self.steps += 1
+            return StepPlan(token_budget=10, open_chunks=True, held=frozenset({"1"} if self.steps == 3 else ()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(policies.REGISTRY, "holding", Holding)
+        outcome = run([(0.0, 5, 4), (0.0, 5, 4)], policy="holding")
+    assert times(outcome) == [[2.0, 3.0, 4.0, 5.0], [2.0, 3.0, 5.0, 6.0]]
+
+
+def test_results_have_the_columns_of_a_replay() -> None:
+    """Same columns, same types, ordered by index, trace rows counted from where the slice began."""
+    from headway.replay.record import SCHEMA
+
+    outcome = run([(0.0, 5, 1)])
+    assert pl.Schema(SCHEMA) == outcome.frame.schema

@@ -1,0 +1,172 @@
+"""Pool, noise, profiles, roofline, calibration."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.errors import InputError
+from headway.twin import Noise, NoiseModel, Profile, builtin
+from headway.twin.calibration import calibrate, read_steps
+from headway.twin.kv import KvPool
+from headway.twin.profile import TwinError, load
+
+
+def test_freed_blocks_keep_their_content_until_taken() -> None:
+    """Least recently freed goes first, a request's tail before its head, and a block in use stays."""
+    pool = KvPool(total=4, block_size=8, caching=True)
+    pool.take(2)
+    assert pool.register("a")
+    assert pool.register("b")
+    pool.release(["a", "b"], 0)
+    assert pool.hits(["a", "b", "c"]) == 2
+    pool.take(2)  # the two blocks that never held anything
+    pool.take(1)  # the tail: b
+    assert pool.hits(["a", "b"]) == 1
+    pool.acquire(["a"])
+    assert pool.free == 0
+    pool.check()
+
+
+def test_content_that_is_cached_already_stays_plain() -> None:
+    """The second block of the same content is not registered, so the count of free blocks stays right."""
+    pool = KvPool(total=2, block_size=8, caching=True)
+    pool.take(2)
+    assert pool.register("a")
+    assert not pool.register("a")
+    pool.release(["a"], 1)
+    assert pool.free == 2
+    pool.check()
+
+
+@given(st.lists(st.integers(1, 9000), max_size=8))
+def test_noise_is_one_stream(sizes: list[int]) -> None:
+    """Peeked at in any pieces or taken one by one, the factors are the same."""
+    model = NoiseModel(sigma=0.1, stall_share=0.02, cap=1.3)
+    whole = Noise(model, np.random.default_rng(5)).peek(max(sum(sizes), 1)).tolist()
+    pieces: list[float] = []
+    noise = Noise(model, np.random.default_rng(5))
+    for size in sizes:
+        pieces += noise.peek(size - 1).tolist()
+        noise.skip(size - 1)
+        pieces.append(noise.next())
+    assert whole[: len(pieces)] == pieces
+    assert max(whole) <= 1.3
+
+
+def test_profile_survives_the_disk(tmp_path: Path) -> None:
+    """TOML and JSON give back the same profile."""
+    profile = builtin.CPU_SMOLLM2
+    error = TwinError(load="1x", busy_max=0.9, errors={"ttft_p50": 0.03})
+    profile = Profile(**{name: getattr(profile, name) for name in profile.__slots__} | {"twin_error": (error,)})
+    for name in ("p.toml", "p.json"):
+        profile.save(tmp_path / name)
+        assert profile == load(tmp_path / name)
+    assert error == profile.error_for(0.5)
+    assert profile.error_for(0.95) is None
+
+
+def test_step_cost_kept_by_a_server_is_a_profile(tmp_path: Path) -> None:
+    """The file that `headway serve` keeps between starts can be simulated with."""
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps({"g": 0.03, "a": 0.001, "b": 0.0005, "k": 0.0, "x": 0.0, "steps": 900}))
+    assert load(path).cost.g == 0.03
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("format = 1\nlabel = 'guessed'", "label"),
+        ("format = 2\nlabel = 'measured'", "format"),
+        ("format = 1\nlabel = 'measured'\n[cost]\ng_s = -1", "cost.g_s"),
+        ("format = 1\nlabel = 'measured'\n[cost]\ng_s = 1\na_s = 0\nb_s = 0\nz_s = 1", "cost.z_s"),
+        ("format = 1\nlabel = 'measured'\n[cost]\ng_s = 1\na_s = 0\nb_s = 0\n[engine]\nkv_blocks = 1.5", "kv_blocks"),
+        ("format = ", "not a profile"),
+    ],
+)
+def test_broken_profile_names_the_key(tmp_path: Path, text: str, named: str) -> None:
+    """The error tells the file and what is wrong in it."""
+    path = tmp_path / "p.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=named) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_estimate_follows_the_datasheet() -> None:
+    """8.03e9 bf16 weights over 2.039 TB/s x 0.75 take 10.5 ms a step; the label says that it is no measurement."""
+    profile = builtin.find("estimated:a100-80g/llama-3.1-8b")
+    assert profile.label == "estimated"
+    assert math.isclose(profile.cost.g, 16.06e9 / (2.039e12 * 0.75) + 0.002, rel_tol=1e-3)
+    two = builtin.find("estimated:a100-80g/llama-3.1-8bx2")
+    assert two.cost.a < profile.cost.a
+    with pytest.raises(InputError, match="KV blocks"):
+        builtin.find("estimated:l4/llama-3.1-70b")
+    with pytest.raises(InputError, match="device = 'b100'"):
+        builtin.find("estimated:b100/llama-3.1-8b")
+    with pytest.raises(InputError, match="no such file"):
+        builtin.find("nowhere.toml")
+
+
+def step_log(path: Path, *, scatter: float, stalls: float = 0.0) -> Path:
+    """Write 1,500 steps of a known cost."""
+    random = np.random.default_rng(1)
+    with path.open("w") as file:
+        for _ in range(1500):
+            n = int(random.integers(0, 30))
+            q = 0 if n and random.random() < 0.5 else int(random.integers(1, 200))
+            K, X = n * int(random.integers(50, 400)), q * float(random.integers(0, 500)) + q * q / 2
+            seconds = 0.03 + 0.0014 * q + 0.0006 * n + 2e-7 * K + 7e-7 * X
+            seconds *= math.exp(scatter * random.standard_normal()) * (3.0 if random.random() < stalls else 1.0)
+            file.write(json.dumps({"q": q, "n": n, "K": K, "X": X, "seconds": seconds, "t_s": 0.0}) + "\n")
+    return path
+
+
+def test_calibration_finds_the_coefficients(tmp_path: Path) -> None:
+    """Exact steps give back the exact cost and no error; with scatter and stalls it stays within a few percent."""
+    exact = calibrate(read_steps(step_log(tmp_path / "a", scatter=0.0)), name="exact")
+    for found, true in zip(
+        (exact.cost.g, exact.cost.a, exact.cost.b, exact.cost.k, exact.cost.x),
+        (0.03, 0.0014, 0.0006, 2e-7, 7e-7),
+        strict=True,
+    ):
+        assert math.isclose(found, true, rel_tol=1e-4)
+    assert exact.fit_error["all"]["p90"] == 0.0
+    noisy = calibrate(read_steps(step_log(tmp_path / "b", scatter=0.05, stalls=0.02)), name="noisy", eps=0.05)
+    assert math.isclose(noisy.cost.a, 0.0014, rel_tol=0.03)
+    assert math.isclose(noisy.noise.sigma, 0.05, rel_tol=0.15)
+    assert math.isclose(noisy.noise.stall_share, 0.02, abs_tol=0.01)
+    assert 1.05 < noisy.envelope_factor < 1.2
+    assert {"n", "p50", "p90", "bias"} == set(noisy.fit_error["all"])
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('{"q": 1, "n": 0, "K": 0, "X": 0}', "seconds"),
+        ('{"q": -1, "n": 0, "K": 0, "X": 0, "seconds": 1}', "q"),
+        ('{"q": 0, "n": 0, "K": 0, "X": 0, "seconds": 1}', "computes something"),
+        ("nonsense", "not JSON"),
+    ],
+)
+def test_bad_step_log_names_the_line(tmp_path: Path, line: str, named: str) -> None:
+    """Line 2 is bad and the error says so."""
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"q": 1, "n": 0, "K": 0, "X": 0, "seconds": 1}\n' + line + "\n")
+    with pytest.raises(InputError, match=named) as caught:
+        read_steps(path)
+    assert f"{path}:2:" in str(caught.value)
+
+
+def test_short_step_log_is_refused(tmp_path: Path) -> None:
+    """A handful of steps cannot fix five coefficients."""
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"q": 1, "n": 0, "K": 0, "X": 0, "seconds": 1}\n' * 3)
+    with pytest.raises(InputError, match="at least 50"):
+        read_steps(path)

@@ -1,0 +1,142 @@
+"""Settings, sweeps, the report, and the commands `simulate` and `calibrate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_parts import step_log
+from twin_build import NOISY, SIMPLE, make_trace, run
+from typer.testing import CliRunner
+
+from headway.cli.main import build
+from headway.errors import InputError
+from headway.replay import store
+from headway.replay.targets import Targets
+from headway.twin import Scenario, report, sweep
+from headway.twin.profile import Profile, TwinError
+from headway.twin.scenario import parse_settings
+
+
+def cli(*words: str) -> str:
+    """Run a command of `headway` and return what it printed."""
+    result = CliRunner().invoke(build(list(words)), list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"token_budgets": 3}, "token_budgets"),
+        ({"token_budget": 0}, "token_budget"),
+        ({"token_budget": 1.5}, "token_budget"),
+        ({"policy": "best"}, "policy = 'best'"),
+        ({"policy.jumps": True}, "jumps"),
+        ({"admission.foresight": 3}, "foresight"),
+        ({"router": "random"}, "router"),
+        ({"noise": "loud"}, "noise"),
+        ({"async_lag": 1}, "async_lag"),
+        ({"grace_s": "soon"}, "grace_s"),
+    ],
+)
+def test_bad_setting_names_key_and_value(settings: dict, named: str) -> None:
+    """Nothing is silently ignored."""
+    chosen = {"policy": "headway", "admission": "response_time"} | settings
+    with pytest.raises(InputError, match=named):
+        run([(0.0, 5, 1)], **chosen)
+
+
+def test_settings_are_typed() -> None:
+    """Numbers, truth values and names come out as such; the same key twice is an error."""
+    assert parse_settings(["token_budget=64", "prefix_cache=true", "blocking_s=0.5", "policy=edf"]) == {
+        "token_budget": 64,
+        "prefix_cache": True,
+        "blocking_s": 0.5,
+        "policy": "edf",
+    }
+    for bad in (["token_budget"], ["a=1"], ["policy=edf", "policy=fcfs"]):
+        with pytest.raises(InputError):
+            parse_settings(bad)
+
+
+def test_grid_is_the_product() -> None:
+    """Values and ranges multiply, in the order given; nonsense is refused."""
+    points = sweep.grid("token_budget=64..192/64;policy=fcfs,edf")
+    assert len(points) == 6
+    assert points[1] == {"token_budget": 64, "policy": "edf"}
+    for bad in ("token_budget", "x=1", "policy=", "policy=fcfs,fcfs", "token_budget=9..1/2", "policy=a;policy=b"):
+        with pytest.raises(InputError):
+            sweep.grid(bad)
+
+
+def test_sweep_in_processes_equals_sweep_in_one(tmp_path: Path) -> None:
+    """Two worker processes give the very rows of one, in the same order, and keep every run."""
+    trace = make_trace([(0.05 * i, 20, 6) for i in range(30)])
+    scenario = Scenario(profile=NOISY, targets={"default": Targets(ttft_s=0.5)}, settings={"admission": "admit_all"})
+    points = sweep.grid("policy=fcfs,headway")
+    alone = list(sweep.run(trace, scenario, points))
+    together = list(sweep.run(trace, scenario, points, jobs=2, out=tmp_path))
+    assert [each.summary for each in alone] == [each.summary for each in together]
+    runs = [store.load(tmp_path / name) for name in ("0000", "0001")]
+    assert [each.meta["label"] for each in runs] == ["policy=fcfs", "policy=headway"]
+    assert all(each.valid and each.meta["kind"] == "simulation" for each in runs)
+
+
+def test_pareto_front_leaves_out_the_beaten() -> None:
+    """A point that another beats in all three is not on the front; equal points both are."""
+
+    def point(ttft: float, tpot: float, goodput: float) -> sweep.Prediction:
+        total = {"ttft": {"p99_s": ttft}, "tpot": {"p99_s": tpot}, "goodput_req_s": goodput}
+        return sweep.Prediction(settings={}, summary={"total": total}, facts={}, error=None, path=None, wall_s=0.0)
+
+    assert sweep.pareto([point(1, 1, 5), point(2, 1, 5), point(2, 2, 6), point(1, 1, 5)]) == [True, False, True, True]
+
+
+def test_page_is_self_contained_and_shows_the_error() -> None:
+    """One file, no address in it, the twin's recorded error beside each prediction and `unknown` without one."""
+    known = Profile(
+        name="<k>",
+        label="measured",
+        cost=SIMPLE.cost,
+        twin_error=(TwinError(load="all loads", busy_max=1.0, errors={"ttft_p99": 0.08}),),
+    )
+    trace = make_trace([(0.5 * i, 5, 3) for i in range(20)])
+    for profile, text in ((known, "8.0 % (all loads)"), (SIMPLE, "unknown")):
+        scenario = Scenario(profile=profile, settings={"admission": "admit_all"})
+        page = report.page(list(sweep.run(trace, scenario, sweep.grid("policy=fcfs,headway"))), profile, "t")
+        assert text in page
+        assert "<svg" in page
+        assert "http" not in page.replace("http://www.w3.org", "")
+        assert "<k>" not in page
+
+
+def test_simulate_and_compare(tmp_path: Path) -> None:
+    """The command keeps a run that `headway compare` takes."""
+    flags = ["--rate", "3", "--limit", "60", "--slo", "chat:ttft=1,tpot=0.12", "--slo", "document:ttft=6,tpot=0.12"]
+    for policy in ("fcfs", "headway"):
+        out = cli("simulate", "demo", *flags, "--set", f"policy={policy}", "--out", str(tmp_path / policy))
+        assert "cpu-smollm2 (measured)" in out
+    out = cli("compare", str(tmp_path / "fcfs"), str(tmp_path / "headway"), "--json", "--draws", "200")
+    assert "attainment" in out
+
+
+def test_simulate_as_json(tmp_path: Path) -> None:
+    """Every point of a sweep with its settings, summary and engine facts; the chart on request."""
+    page = tmp_path / "p.html"
+    out = cli(
+        *("simulate", "demo", "--limit", "20", "--sweep", "token_budget=64,128", "--json", "--html", str(page)),
+    )
+    points = json.loads(out)
+    assert [each["settings"]["token_budget"] for each in points] == [64, 128]
+    assert [each["twin_error"] for each in points] == [None, None]
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_calibrate_writes_a_profile_that_simulates(tmp_path: Path) -> None:
+    """From step log to prediction."""
+    log, profile = step_log(tmp_path / "steps.jsonl", scatter=0.03), tmp_path / "mine.toml"
+    out = cli("calibrate", "--steps", str(log), "--out", str(profile), "--set", "kv_blocks=500")
+    assert "mixed" in out
+    assert "mine (measured)" in cli("simulate", "demo", "--limit", "10", "--profile", str(profile))
