@@ -25,6 +25,7 @@ class EngineConfig:
         blocking_s: longest step that a policy may plan while nothing is pressing; None: a quarter of the tightest
             TTFT target.
         front_s: time outside the engine (tokenise, IPC, detokenise), added to every token a client sees.
+        patience_s: soft deadline of a request without a TTFT target, so that it is not starved.
         output_cap: answers are declared to be at most this long (at least their true length); None: the true length
             is declared, as a replay does that asks for it.
         learn: let the decisions learn the step cost online, starting from the profile; otherwise they know the
@@ -43,6 +44,7 @@ class EngineConfig:
     max_queued_tokens: int | None = None
     blocking_s: float | None = None
     front_s: float = 0.0
+    patience_s: float = 60.0
     output_cap: int | None = None
     learn: bool = True
     eps: float = 0.05
@@ -58,6 +60,8 @@ class EngineConfig:
                 raise InputError(f"{key} = {value!r}: expected a whole number of at least 1")
         if self.blocking_s is not None and not 0 < self.blocking_s < math.inf:
             raise InputError(f"blocking_s = {self.blocking_s!r}: expected seconds above 0")
+        if not 0 < self.patience_s < math.inf:
+            raise InputError(f"patience_s = {self.patience_s!r}: expected seconds above 0")
         if not 0 <= self.front_s < math.inf:
             raise InputError(f"front_s = {self.front_s!r}: expected 0 or more seconds")
         if not 0 < self.eps < 1:

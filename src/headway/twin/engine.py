@@ -23,6 +23,7 @@ from headway.core import (
     Accept,
     Admission,
     CostCoefficients,
+    Defer,
     DemandWindow,
     EngineView,
     KvView,
@@ -31,9 +32,11 @@ from headway.core import (
     Reason,
     Reject,
     RequestState,
+    Slo,
     Step,
     StepCost,
     StepPlan,
+    Verdict,
 )
 from headway.errors import HeadwayError
 from headway.twin.batch import Batch, Batcher
@@ -153,6 +156,7 @@ class Engine:
             prompt_tokens=arrival.input_tokens,
             max_output_tokens=declared,
             front_s=config.front_s,
+            patience_s=config.patience_s,
         )
         job = Job(
             row=arrival.row,
@@ -287,17 +291,31 @@ class Engine:
         for key in asked:
             deferred.pop(key, None)
             state = ledger.undecided[key]
-            verdict = self.admission.decide(view, state)
+            verdict = self._verdict(view, state)
             if isinstance(verdict, Accept):
                 ledger.accept(state, verdict.bound_s)
                 self.batcher.waiting[key] = self.jobs.pop(key)
             elif isinstance(verdict, Reject):
                 self._refuse(now, state, verdict)
-            elif now >= verdict.until_s:
-                self._refuse(now, state, verdict.otherwise)
             else:
                 deferred[key] = verdict.until_s
         return view
+
+    def _verdict(self, view: EngineView, state: RequestState) -> Verdict:
+        """Ask the admission test, then apply the rule of the class (engine/driver.py)."""
+        verdict = self.admission.decide(view, state)
+        if isinstance(verdict, Defer):
+            if view.now_s < verdict.until_s:
+                return verdict
+            verdict = verdict.otherwise
+        if isinstance(verdict, Accept) or verdict.reason is Reason.NEVER_FITS or state.slo.on_miss == "reject":
+            return verdict
+        if state.slo.on_miss == "defer":
+            return Defer(until_s=state.due_s, otherwise=verdict) if view.now_s < state.due_s else verdict
+        # Served without any promise: its targets neither bind the steps nor go before promised ones.
+        state.slo = Slo(name=state.slo.name, on_miss="best_effort", weight=state.slo.weight)
+        state.due_s = state.arrival_s + self.config.patience_s
+        return Accept()
 
     def _refuse(self, now: float, state: RequestState, verdict: Reject) -> None:
         self.ledger.finish(state.id)
@@ -318,6 +336,7 @@ class Engine:
                 max_output_tokens=state.max_output_tokens,
                 cached_tokens=hit,
                 front_s=self.config.front_s,
+                patience_s=self.config.patience_s,
             )
 
     def _tell(self) -> None:

@@ -31,6 +31,7 @@ class Job:
         "private",
         "registered",
         "row",
+        "slo",
         "start_s",
         "state",
         "version",
@@ -41,6 +42,7 @@ class Job:
     ) -> None:
         self.row = row
         self.state = state
+        self.slo = state.slo  # what it is scored against, also when it is served without a promise
         self.output = output  # tokens it really produces; the state only knows the declared maximum
         self.ids = ids  # prefix ids of the trace, each for `ids_block` tokens
         self.ids_block = ids_block

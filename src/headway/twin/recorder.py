@@ -63,8 +63,7 @@ class Recorder:
 
     def refused(self, job: Job, now: float, reason: Reason, retry_after_s: float | None) -> None:
         """A request was refused at `now`."""
-        state = job.state
-        slo = state.slo
+        state, slo = job.state, job.slo
         code = 400 if reason is Reason.NEVER_FITS else 429
         self._add(
             (
@@ -75,8 +74,7 @@ class Recorder:
         )
 
     def _answered(self, job: Job, status: str, times: NDArray[np.float64], now: float | None) -> None:
-        state, front, n = job.state, self.front_s, len(times)
-        slo = state.slo
+        state, slo, front, n = job.state, job.slo, self.front_s, len(times)
         gap = float((times[1:] - times[:-1]).max()) if n > 1 else None
         first, last = (float(times[0]) + front, float(times[-1]) + front) if n else (None, None)
         bound = None if state.bound_s is None else state.bound_s + front - state.arrival_s

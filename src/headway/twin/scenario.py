@@ -40,6 +40,7 @@ class Scenario:
     Attributes:
         profile: the engine and what a step costs.
         targets: SLO class -> latency targets.
+        slos: the classes in full (weight, rule on a miss) in place of `targets`.
         settings: what differs from the profile, by the keys of `known_settings`.
         seed: of the step noise.
         label: name of the run in tables.
@@ -50,6 +51,14 @@ class Scenario:
     settings: Mapping[str, Value] = field(default_factory=dict)
     seed: int = 0
     label: str = ""
+    slos: Mapping[str, Slo] | None = None
+
+    @property
+    def classes(self) -> Mapping[str, Slo]:
+        """The SLO classes that the decisions see."""
+        if self.slos is not None:
+            return self.slos
+        return {name: Slo(name=name, **each.as_dict()) for name, each in self.targets.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +135,7 @@ def simulate(trace: Trace, scenario: Scenario, *, on_step: StepListener | None =
     policy_of = _factory(policies, "policy", settings, "headway")
     admission_of = _factory(admission, "admission", settings, "response_time")
     config = _config(scenario.profile, settings)
-    slos = slos_of(scenario.targets)
+    slos = scenario.classes
     tokens = int(trace.frame["output_tokens"].sum() or 0)
     recorder = Recorder(front_s=config.front_s, keep_tokens=tokens <= KEEP_TOKENS)
     profile = scenario.profile
@@ -211,7 +220,10 @@ def meta_of(trace: Trace, scenario: Scenario, outcome: Outcome) -> dict[str, Any
         },
         "server": {"model": profile.name, "version": f"twin ({profile.label} profile)"},
         "load": {"loop": "open", "max_in_flight": None, "endpoint": "twin"},
-        "targets": {name: targets.as_dict() for name, targets in scenario.targets.items()},
+        "targets": {
+            name: {key: getattr(slo, key) for key in ("ttft_s", "tpot_s", "tbt_s")}
+            for name, slo in scenario.classes.items()
+        },
         "settings": dict(scenario.settings),
         "profile": profile.as_dict(),
         "engine": dict(outcome.facts),
@@ -219,11 +231,6 @@ def meta_of(trace: Trace, scenario: Scenario, outcome: Outcome) -> dict[str, Any
         "notes": notes,
         "wall_s": round(outcome.wall_s, 3),
     }
-
-
-def slos_of(targets: Mapping[str, Targets]) -> dict[str, Slo]:
-    """Return the SLO classes of the core for a client's targets."""
-    return {name: Slo(name=name, **each.as_dict()) for name, each in targets.items()}
 
 
 def _noise(profile: Profile, setting: Value) -> NoiseModel:
