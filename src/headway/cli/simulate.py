@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from headway.core import Slo
     from headway.trace.record import Trace
+    from headway.twin.scenario import Value
 
 
 def register(app: typer.Typer) -> None:
@@ -31,6 +33,9 @@ def simulate(
     ] = None,
     slo: Annotated[
         list[str] | None, typer.Option("--slo", help="Targets of a class, `chat:ttft=1,tpot=0.12`; repeatable.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="headway.toml", help="Classes, policy and admission of a server's file.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes of a sweep.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Keep the run (of a sweep: a folder of runs) here.")] = None,
@@ -62,11 +67,19 @@ def simulate(
     points = sweeps.grid(sweep) if sweep else [{}]
     if clash := sorted(set(settings) & set(points[0])):
         raise InputError(f"--sweep and --set: {clash[0]} is in both: expected it in one of them")
+    slos = None
+    if config is not None:
+        if slo:
+            raise InputError("--config and --slo: expected the classes in one of them")
+        slos, given = _from_config(config)
+        settings = {**given, **settings}
     selected = _trace(
         trace, format_, seed, start_s=start, duration_s=duration, limit=limit, time_scale=time_scale, rate=rate,
         max_input=max_input, max_output=max_output,
     )  # fmt: skip
-    scenario = Scenario(profile=found, targets=parse_slo(slo or []), settings=settings, seed=seed, label=label)
+    scenario = Scenario(
+        profile=found, targets=parse_slo(slo or []), slos=slos, settings=settings, seed=seed, label=label
+    )
     stderr = Console(stderr=True)
     runs = sweeps.run(selected, scenario, points, jobs=jobs, out=out)
     shown = track(runs, "simulating", total=len(points), console=stderr, transient=True) if len(points) > 1 else runs
@@ -89,6 +102,27 @@ def simulate(
     )
     if out is not None:
         stderr.print(f"run kept in {out}", highlight=False)
+
+
+def _from_config(path: Path) -> tuple[dict[str, Slo], dict[str, Value]]:
+    """Return the classes and settings of a `headway.toml`; a request of an unknown class is of the default one."""
+    from headway import config as configs
+
+    config = configs.load(path)
+    slos = {name: each.slo(name) for name, each in config.classes.items()}
+    slos["default"] = slos[config.default_class]
+    settings: dict[str, Value] = {
+        "policy": config.policy,
+        "admission": config.admission,
+        "eps": config.eps,
+        "patience_s": config.patience_s,
+        "front_s": config.front_ms / 1e3,
+        **{f"policy.{key}": value for key, value in config.policy_parameters.items()},
+        **{f"admission.{key}": value for key, value in config.admission_parameters.items()},
+    }
+    if config.blocking_ms is not None:
+        settings["blocking_s"] = config.blocking_ms / 1e3
+    return slos, settings
 
 
 def _trace(path: Path, format_: str | None, seed: int, **selection: object) -> Trace:
