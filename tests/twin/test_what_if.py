@@ -138,15 +138,15 @@ def test_simulate_takes_the_file_of_a_server(tmp_path: Path) -> None:
     """Classes, policy and parameters come from headway.toml; --set goes over them; best_effort refuses nobody."""
     config = tmp_path / "headway.toml"
     config.write_text(
-        'policy = "edf"\ndefault_class = "chat"\n[class.chat]\nttft_ms = 300\non_miss = "best_effort"\n'
-        "[class.document]\nttft_ms = 900\n"
+        'policy = "edf"\ndefault_class = "chat"\n[class.chat]\nttft_ms = 900\non_miss = "best_effort"\n'
+        "[class.document]\nttft_ms = 2500\n"
     )
     flags = ["simulate", "demo", "--rate", "6", "--limit", "80", "--json", "--config", str(config)]
     (mine,) = json.loads(cli(*flags))
     assert mine["engine"]["policy"] == "edf"
     assert mine["summary"]["classes"]["chat"]["refused"] == 0
     assert mine["summary"]["classes"]["document"]["refused"] > 0
-    assert mine["summary"]["classes"]["chat"]["targets_s"]["ttft"] == [0.3]
+    assert mine["summary"]["classes"]["chat"]["targets_s"]["ttft"] == [0.9]
     (other,) = json.loads(cli(*flags, "--set", "policy=fcfs"))
     assert other["engine"]["policy"] == "fcfs"
 
