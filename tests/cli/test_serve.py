@@ -23,7 +23,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
     """Collect the commands that would be run, on a machine with a GPU vLLM and the embedded model at hand."""
     commands: list[Command] = []
 
-    def run(server: Any) -> int:
+    def run(server: Any, *, calibrate: bool = False) -> int:
         commands.append(server.command)
         return 0
 

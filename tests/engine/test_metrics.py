@@ -168,6 +168,17 @@ def test_the_engine_message_sets_gauges_and_counts_steps(registry: CollectorRegi
     )
 
 
+def test_an_idle_engine_is_not_busy(registry: CollectorRegistry) -> None:
+    """Its last report says that nothing is left, and no other comes until there is work."""
+    report, metrics = Report(), Metrics(registry)
+    recorded(report, metrics, gauges=gauges(decoding=1), now_s=10.0)
+    report.step(Step(q=10, n=1, K=5, X=0, seconds=0.5), exceeded=False)
+    recorded(report, metrics, gauges=gauges(decoding=1), now_s=11.0)
+    assert text(registry, "engine_busy_ratio") == "headway_engine_busy_ratio 0.5"
+    recorded(report, metrics, gauges=gauges(), now_s=12.0)
+    assert text(registry, "engine_busy_ratio") == "headway_engine_busy_ratio 0.0"
+
+
 def test_preemptions_are_counted_with_what_they_cost(registry: CollectorRegistry) -> None:
     """Promised and unpromised apart."""
     report, metrics = Report(), Metrics(registry)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.errors import HeadwayError, InputError
+from headway.errors import EngineError, HeadwayError, InputError
 
 if TYPE_CHECKING:
     from headway.engine.vllm.server import Server
@@ -102,7 +102,11 @@ def run(server: Server, *, calibrate: bool = False) -> int:
             from headway.engine.vllm import calibrate as calibration
 
             _say("calibrating: a few prompts teach the step cost")
-            calibration.sweep(server.url, server.model, headway=True)
+            try:
+                calibration.sweep(server.url, server.model, headway=True, api_key=server.command.api_key)
+            except EngineError as error:
+                # It serves all the same, and learns from the requests that come.
+                _say(f"not calibrated: {error}")
         _say(f"serving {server.model} on {server.url}/v1 (ready after {seconds:.0f} s)")
         code = server.wait()
         if code and not asked:

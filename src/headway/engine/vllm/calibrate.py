@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import ssl
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +25,22 @@ STREAMS = (4, 12)
 STREAM_TOKENS = 12
 
 
-def sweep(url: str, model: str, *, headway: bool, timeout_s: float = 120.0, seed: int = 20261129) -> int:
+def sweep(
+    url: str,
+    model: str,
+    *,
+    headway: bool,
+    api_key: str | None = None,
+    timeout_s: float = 120.0,
+    seed: int = 20261129,
+) -> int:
     """Send the sweep to the server at `url` and return the number of requests.
 
     Args:
         url: base URL without `/v1`.
         model: served model name.
         headway: whether the server knows the class header (stock vLLM ignores it, so it is left out there).
+        api_key: what the server asks for (vLLM's --api-key), None when it asks for nothing.
         timeout_s: limit for each request.
         seed: seed of the token ids.
 
@@ -38,18 +48,22 @@ def sweep(url: str, model: str, *, headway: bool, timeout_s: float = 120.0, seed
         EngineError: the server refused or failed one of the requests.
     """
     draw = random.Random(seed)
-    limit = _max_model_len(url, timeout_s)
+    headers = {"content-type": "application/json"}
+    if api_key is not None:
+        headers["authorization"] = f"Bearer {api_key}"
+    if headway:
+        headers["x-slo-class"] = CALIBRATION_CLASS
+    # The address is this machine's own server, whose certificate names another host.
+    context = ssl._create_unverified_context() if url.startswith("https:") else None
+    limit = _max_model_len(urllib.request.Request(f"{url}/v1/models", headers=headers), timeout_s, context)
 
     def send(tokens: int, output: int) -> None:
         # Ids that every vocabulary has; random, so that no prefix cache shortens the work.
         prompt = [draw.randrange(100, 1000) for _ in range(tokens)]
         body = {"model": model, "prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True}
-        headers = {"content-type": "application/json"}
-        if headway:
-            headers["x-slo-class"] = CALIBRATION_CLASS
         request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            with urllib.request.urlopen(request, timeout=timeout_s, context=context) as response:
                 response.read()
         except urllib.error.HTTPError as error:
             if error.code not in (429, 503):  # a valve of the server: part of what it does under load
@@ -72,9 +86,9 @@ def sweep(url: str, model: str, *, headway: bool, timeout_s: float = 120.0, seed
     return sent
 
 
-def _max_model_len(url: str, timeout_s: float) -> int:
+def _max_model_len(models: urllib.request.Request, timeout_s: float, context: ssl.SSLContext | None) -> int:
     try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=timeout_s) as response:
+        with urllib.request.urlopen(models, timeout=timeout_s, context=context) as response:
             return int(json.load(response)["data"][0]["max_model_len"])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise EngineError(f"calibration: {url}/v1/models does not tell max_model_len: {error}") from error
+        raise EngineError(f"calibration: {models.full_url} does not tell max_model_len: {error}") from error

@@ -41,6 +41,7 @@ class Command:
     port: int
     model: str  # name under which requests address the model
     scheme: str = "http"
+    api_key: str | None = field(default=None, repr=False)  # one that the server accepts, None when it asks for none
 
     @property
     def url(self) -> str:
@@ -122,7 +123,8 @@ def command(
         env |= {name: value for name, value in settings.items() if value is not None}
     argv += extra
     scheme = "https" if "--ssl-certfile" in given else "http"
-    return Command(argv=tuple(argv), env=env, host=host, port=port, model=served, scheme=scheme)
+    key = _value(extra, "--api-key") or env.get("VLLM_API_KEY") or None
+    return Command(argv=tuple(argv), env=env, host=host, port=port, model=served, scheme=scheme, api_key=key)
 
 
 def _refuse_contradictions(

@@ -74,7 +74,7 @@ class Metrics:
         self.exceeded = gauge(
             "step_envelope_exceeded_ratio", "Share of recent steps that took longer than their envelope"
         )
-        self.busy_ratio = gauge("engine_busy_ratio", "Share of time inside steps since the last report")
+        self.busy_ratio = gauge("engine_busy_ratio", "Share of time inside steps since the last report; 0 while idle")
         self._last_s: float | None = None
 
     @classmethod
@@ -135,7 +135,9 @@ class Metrics:
         self.steps.inc(m["steps"])
         self.busy.inc(m["busy_s"])
         self.fail_open.inc(m["failures"])
-        if self._last_s is not None and now_s > self._last_s:
+        if not (m["pending"] or m["decoding"] or m["undecided"]):
+            self.busy_ratio.set(0.0)  # no report comes before there is work again
+        elif self._last_s is not None and now_s > self._last_s:
             self.busy_ratio.set(min(1.0, m["busy_s"] / (now_s - self._last_s)))
         self._last_s = now_s
         for seconds in m["decisions_s"]:
