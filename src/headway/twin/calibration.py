@@ -9,6 +9,7 @@ the last 30 % of the log under a fit of the first 70 %; the coefficients that ar
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -18,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from headway.core import CostCoefficients
 from headway.errors import InputError
@@ -93,12 +93,29 @@ def fit(terms: Floats, seconds: Floats) -> CostCoefficients:
     theta = np.zeros(5)
     for _ in range(6):
         root = np.sqrt(weights) / seconds
-        theta = nnls(design / scale * root[:, None], seconds * root)[0] / scale
+        theta = _non_negative(design / scale * root[:, None], seconds * root) / scale
         relative = np.abs(design @ theta / seconds - 1.0)
         spread = max(2.0 * float(np.median(relative)), 1e-9)
         weights = 1.0 / np.maximum(1.0, relative / spread)
     g, a, b, k, x = theta.tolist()
     return CostCoefficients(g=g, a=a, b=b, k=k, x=x)
+
+
+def _non_negative(design: Floats, wanted: Floats) -> Floats:
+    """Return the least-squares solution without negative entries: with five unknowns, the best of all 31 subsets."""
+    q, r = np.linalg.qr(design)
+    aim = q.T @ wanted
+    best, least = np.zeros(design.shape[1]), float(aim @ aim)
+    for size in range(1, design.shape[1] + 1):
+        for subset in itertools.combinations(range(design.shape[1]), size):
+            columns = r[:, subset]
+            solved, *_ = np.linalg.lstsq(columns, aim)
+            rest = aim - columns @ solved
+            if (solved >= 0).all() and float(rest @ rest) < least:
+                least = float(rest @ rest)
+                best = np.zeros(design.shape[1])
+                best[list(subset)] = solved
+    return best
 
 
 def predict(cost: CostCoefficients, terms: Floats) -> Floats:
