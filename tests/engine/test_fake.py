@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from headway.config import Config
@@ -135,3 +138,11 @@ def test_the_same_calls_give_the_same_events() -> None:
         return engine.run()
 
     assert once() == once()
+
+
+def test_the_example_of_the_guide_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """CONTRIBUTING.md: code and output."""
+    guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code, output = re.findall(r"```(?:python)?\n(.*?)```", guide, flags=re.DOTALL)
+    exec(compile(code, "CONTRIBUTING.md", "exec"), {"__name__": "guide"})
+    assert capsys.readouterr().out == output

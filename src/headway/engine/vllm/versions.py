@@ -22,10 +22,12 @@ _METHODS: dict[tuple[str, str], tuple[str, ...]] = {
     ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler"): (
         "schedule",
         "_reserve_prefill_lookahead",
+        "_preempt_request",
         "update_from_output",
         "finish_requests",
         "add_request",
         "has_requests",
+        "shutdown",
     ),
     ("vllm.v1.engine.output_processor", "OutputProcessor"): ("process_outputs",),
     ("vllm.v1.request", "Request"): (
