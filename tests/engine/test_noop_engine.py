@@ -1,4 +1,8 @@
-"""Headway plugged in changes no token: against stock vLLM, the same prompts, greedy."""
+"""Headway plugged in changes no token: against stock vLLM, the same prompts, greedy.
+
+In float32. In bfloat16 the same holds one by one, but not in a burst, and there stock vLLM differs from itself as well:
+which requests share a step depends on the microsecond of their arrival, and changes the order of its sums.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from headway.engine.vllm.server import Server
 
 pytestmark = pytest.mark.engine
 
+FLOAT32 = ["--dtype", "float32"]
 PROMPTS = [
     "The capital of France is",
     "1 2 3 4 5 6 7",
@@ -59,13 +64,13 @@ def answers(server: Server) -> Texts:
 @pytest.fixture(scope="module")
 def stock(start_server: Callable[..., Server]) -> Texts:
     """Stock vLLM."""
-    return answers(start_server(stock=True))
+    return answers(start_server(stock=True, extra=FLOAT32))
 
 
 @pytest.fixture(scope="module")
 def no_op(stock: Texts, start_server: Callable[..., Server]) -> Texts:
     """Headway with policy fcfs and admission admit_all, by the flags of `headway serve`."""
-    return answers(start_server(policy="fcfs", admission="admit_all"))
+    return answers(start_server(policy="fcfs", admission="admit_all", extra=FLOAT32))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +78,7 @@ def default(no_op: Texts, start_server: Callable[..., Server], tmp_path_factory:
     """Headway as it comes."""
     config: Path = tmp_path_factory.mktemp("default") / "headway.toml"
     config.write_text("[class.default]\nttft_ms = 60000\n")
-    return answers(start_server(config=config))
+    return answers(start_server(config=config, extra=FLOAT32))
 
 
 def test_a_no_op_gives_the_tokens_of_stock_vllm(stock: Texts, no_op: Texts) -> None:
@@ -86,8 +91,9 @@ def test_the_default_policy_gives_the_tokens_of_stock_vllm(stock: Texts, default
     assert stock.one_by_one == default.one_by_one
 
 
-def test_a_burst_gives_the_same_tokens(stock: Texts, no_op: Texts, default: Texts) -> None:
-    """Eight at once."""
-    print(stock.burst == stock.burst_again, stock.burst == stock.one_by_one)
-    print(no_op.burst == stock.burst, no_op.burst_again == stock.burst, default.burst == stock.burst)
-    assert stock.burst == no_op.burst
+@pytest.mark.parametrize("which", ["no_op", "default"])
+def test_a_burst_gives_the_tokens_of_stock_vllm(stock: Texts, which: str, request: pytest.FixtureRequest) -> None:
+    """Eight at once, twice: whatever steps they share, as stock vLLM does one by one."""
+    texts: Texts = request.getfixturevalue(which)
+    assert stock.burst == stock.one_by_one
+    assert texts.burst == texts.burst_again == stock.one_by_one
