@@ -29,6 +29,23 @@ from headway.twin import Scenario, simulate
 
 POLICIES = ("fcfs", "edf", "priority", "sola", "headway")
 TESTS = ("admit_all", "queue_depth", "queued_tokens", "response_time", "chronos", "token_bucket", "clairvoyant")
+#: Arms of the short table (docs/tournament.md).
+SHOWN = (
+    "headway + response_time",
+    "headway + response_time strict",
+    "headway + token_bucket",
+    "headway + chronos",
+    "headway + queue_depth",
+    "headway + admit_all",
+    "edf + response_time",
+    "sola + response_time",
+    "sola + admit_all",
+    "fcfs + response_time",
+    "fcfs + tuned",
+    "fcfs + queued_tokens",
+    "fcfs + admit_all",
+    "headway + clairvoyant",
+)
 STRICT = {"policy": "headway", "policy.jump": False, "admission": "response_time", "admission.strict": True}
 
 _loads: dict[str, Load] = {}
@@ -237,9 +254,14 @@ class Tournament:
         return [s for s in self.scores if (s.task.load, s.task.factor, s.task.arm) == (load, factor, arm)]
 
 
-def table(run: Tournament, load: str, factors: list[float]) -> list[str]:
-    """Return a Markdown table: attainment, and misses of accepted, by arm and multiple of capacity."""
+def table(run: Tournament, load: str, factors: list[float], only: Iterable[str] | None = None) -> list[str]:
+    """Return a Markdown table by arm and multiple of capacity.
+
+    A cell: median attainment in percent [least, largest seed], misses / accepted over all seeds. Bold: the best median
+    of the arms shown, clairvoyant aside.
+    """
     names = sorted({s.task.arm for s in run.scores if s.task.load == load and s.task.factor in factors})
+    names = [name for name in names if only is None or name in only]
     best = {
         f: max(
             (median(run.of(load, f, a))[0] for a in names if "clairvoyant" not in a and run.of(load, f, a)), default=0
@@ -286,14 +308,18 @@ def main() -> None:
     factors = [1.0, 2.0] if options.quick else [0.5, 1.0, 1.5, 2.0, 3.0]
     overloads = [5.0, 10.0]
     lines: list[str] = []
+    short: list[str] = []
     for name in names:
         load = _loads[name]
         run.capacities[name] = capacity(load, len(run.seeds))
         run.cross(load, factors)
-        lines += ["", f"### {name} (capacity {run.capacities[name]:.2f} requests/s)", "", *table(run, name, factors)]
+        title = f"### {name} (capacity {run.capacities[name]:.2f} requests/s)"
+        lines += ["", title, "", *table(run, name, factors)]
+        short += ["", title, "", *table(run, name, factors, SHOWN)]
         if name in ("demo mixed", "demo single", "azure conv"):
             run.overload(load, overloads)
-            lines += ["", "Overload:", "", *table(run, name, overloads)]
+            over = ["", "Overload:", "", *table(run, name, overloads)]
+            lines, short = lines + over, short + over
         print(f"{name}: {len(run.scores)} scores after {time.perf_counter() - started:.0f} s", flush=True)
     small = replace(_loads["demo mixed"], duration_s=20.0)
     trace = small.make(2.0 * run.capacities.get("demo mixed", 2.7), 0)
@@ -310,6 +336,7 @@ def main() -> None:
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "tournament.md").write_text("\n".join(lines).lstrip("\n") + "\n")
+        (options.out / "short.md").write_text("\n".join(short).lstrip("\n") + "\n")
         scores = [{**vars_of(score), "task": vars_of(score.task)} for score in run.scores]
         (options.out / "tournament.json").write_text(json.dumps({"result": result, "scores": scores}, indent=1) + "\n")
     print(f"{len(run.scores)} scores, {time.perf_counter() - started:.0f} s")
