@@ -15,7 +15,14 @@ def measure(arena: Arena, system: System, workload: Workload, *, n: int = 90, se
     """Return the capacity of `system` in requests/s and the saturated run that showed it."""
     while True:
         trace = workload.offered(rate=max(10.0, n / 4), seed=seed, n=n)
-        run = arena.run(system, trace, workload.targets, seed=seed, label=f"capacity-{system.name}-{n}", grace_s=240.0)
+        run = arena.run(
+            system,
+            trace,
+            workload.targets,
+            seed=seed,
+            label=f"{workload.kind}-capacity-{system.name}-{n}",
+            grace_s=240.0,
+        )
         rate = served_rate(run)
         if n / rate >= LEAST_S or n >= 20_000:
             return rate, run

@@ -48,7 +48,7 @@ def duel(
     cells = []
     for system, load, seed in order(systems, loads, seeds):
         trace = workload.offered(rate=capacity * load, seed=seed, duration_s=duration_s)
-        label = f"{system.name}-{load:g}x-seed{seed}"
+        label = f"{workload.kind}-{system.name}-{load:g}x-seed{seed}"
         # Prompts differ from run to run but not from system to system, so no prefix cache favours a later run.
         prompt_seed = 1000 * seed + round(100 * load)
         run = arena.run(system, trace, workload.targets, seed=prompt_seed, label=label, grace_s=workload.slack_s)
