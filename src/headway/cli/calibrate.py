@@ -50,8 +50,8 @@ def calibrate(
     view = Table(
         title=f"{profile.name}: {len(log)} steps",
         caption=f"|predicted / measured - 1| of the last {profile.provenance['held_out']} steps under a fit of those "
-        f"before.\nStep = {cost.g * 1e3:.2f} ms + {cost.a * 1e6:.1f} us a prompt token + {cost.b * 1e6:.1f} us a decode "
-        f"+ {cost.k * 1e9:.2f} ns a context token + {cost.x * 1e9:.3f} ns a token pair; envelope x"
+        f"before.\nStep = {cost.g * 1e3:.2f} ms + {cost.a * 1e6:.1f} us a prompt token + {cost.b * 1e6:.1f} us a "
+        f"decode + {cost.k * 1e9:.2f} ns a context token + {cost.x * 1e9:.3f} ns a token pair; envelope x"
         f"{profile.envelope_factor:.3f} at eps {profile.eps:g}; scatter {profile.noise.sigma * 100:.1f} %.",
         caption_justify="left",
     )

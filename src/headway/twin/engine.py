@@ -14,39 +14,30 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from headway.core import (
-    Accept,
     Admission,
     CostCoefficients,
-    Defer,
-    DemandWindow,
     EngineView,
     KvView,
     Ledger,
     Policy,
-    Reason,
-    Reject,
-    RequestState,
-    Slo,
     Step,
     StepCost,
     StepPlan,
-    Verdict,
 )
 from headway.errors import HeadwayError
 from headway.twin.batch import Batch, Batcher
 from headway.twin.clock import StepEnds
 from headway.twin.config import EngineConfig
+from headway.twin.gate import Gate
 from headway.twin.job import Job
 from headway.twin.kv import KvPool
 from headway.twin.noise import Noise
 from headway.twin.recorder import Recorder
-from headway.twin.source import Arrival
 
 #: With nothing pending these policies run every decode, whatever the time: such steps need no plan.
 STEADY_POLICIES = frozenset({"fcfs", "edf", "priority", "sola", "headway"})
@@ -54,9 +45,6 @@ STEADY_POLICIES = frozenset({"fcfs", "edf", "priority", "sola", "headway"})
 #: Decisions that read neither the learned cost nor the tokens of single decodes nor the demand window.
 BLIND_POLICIES = frozenset({"fcfs", "edf", "priority"})
 BLIND_ADMISSION = frozenset({"admit_all", "queue_depth", "queued_tokens", "token_bucket"})
-
-#: Deferred requests asked about again at one boundary (engine/driver.py).
-RETRIES_PER_STEP = 4
 
 #: An engine that has nothing to run but an undecided or unplanned request looks again after this time.
 POLL_S = 0.02
@@ -117,17 +105,13 @@ class Engine:
         self.blocking_s = blocking_s
         self.on_step = on_step
         self.ledger = Ledger()
-        self.demand = DemandWindow()
         self.pool = KvPool(total=config.kv_blocks, block_size=config.block_size, caching=config.prefix_cache)
         self.batcher = Batcher(ledger=self.ledger, pool=self.pool, max_running=config.max_running, settle=self._settle)
-        self.jobs: dict[str, Job] = {}
-        self.inbox: list[Job] = []
         self.step = 0
         self.steps_with_prefill = 0
         self.busy_s = 0.0
         self.idle = True
         self.wakes = 0  # makes older wake-ups of the simulation void
-        self.queued_tokens = 0  # prompt tokens without a first token, as vLLM's front end counts them
         self._ends = StepEnds()
         self._finishing: list[tuple[int, int, int, Job]] = []  # (finish step, seq, version, job)
         self._flight: Flight | None = None
@@ -135,44 +119,18 @@ class Engine:
         self._idle_polls = 0
         self._open = policy.name == "fcfs"
         self._steady = policy.name in STEADY_POLICIES
-        self._deferred: dict[str, float] = {}  # when an answer is due; who was asked last is at the end
         self._trim_at = 65_536
         self._blind = policy.name in BLIND_POLICIES and admission.name in BLIND_ADMISSION
         self._learns = config.learn and not self._blind
-
-    # Arrivals
-
-    def receive(self, now: float, arrival: Arrival) -> None:
-        """A request reaches the engine's front end."""
-        config, slo = self.config, arrival.slo
-        declared = arrival.output_tokens
-        if config.output_cap is not None and not getattr(self.admission, "clairvoyant", False):
-            declared = max(declared, config.output_cap)
-        state = RequestState(
-            id=arrival.id,
-            seq=arrival.row,
-            slo=slo,
-            arrival_s=arrival.time_s,
-            prompt_tokens=arrival.input_tokens,
-            max_output_tokens=declared,
-            front_s=config.front_s,
-            patience_s=config.patience_s,
+        self.gate = Gate(
+            config=config,
+            ledger=self.ledger,
+            batcher=self.batcher,
+            admission=admission,
+            belief=belief,
+            recorder=recorder,
+            watch_demand=not self._blind,
         )
-        job = Job(
-            row=arrival.row,
-            state=state,
-            output=arrival.output_tokens,
-            ids=arrival.hash_ids,
-            ids_block=arrival.hash_block,
-        )
-        total = arrival.input_tokens + arrival.output_tokens
-        if total > config.max_model_len or self.pool.blocks(total) > config.kv_blocks:
-            self.recorder.refused(job, now, Reason.NEVER_FITS, None)
-        elif config.max_queued_tokens is not None and self.queued_tokens >= config.max_queued_tokens:
-            self.recorder.refused(job, now, Reason.QUEUE_FULL, None)
-        else:
-            self.queued_tokens += arrival.input_tokens
-            self.inbox.append(job)
 
     # The loop
 
@@ -230,7 +188,7 @@ class Engine:
             now_s=now,
             ledger=self.ledger,
             cost=self.belief,
-            demand=self.demand,
+            demand=self.gate.demand,
             kv=KvView(block_size=pool.block_size, total_blocks=pool.total, free_blocks=pool.free),
             max_step_tokens=config.token_budget,
             max_running=config.max_running,
@@ -250,7 +208,7 @@ class Engine:
             if job.version != chunk.version or job.state.remaining_tokens:
                 continue
             if job.state.first_token_s is None:
-                self.queued_tokens -= job.state.prompt_tokens
+                self.gate.queued_tokens -= job.state.prompt_tokens
             batcher.enter_decode(job, step)
             ledger.token(job.state.id, now)
             heapq.heappush(self._finishing, (job.finish_step, job.row, job.version, job))
@@ -267,77 +225,16 @@ class Engine:
 
     def _decide(self, now: float, residual_s: float) -> EngineView | None:
         """Put new and deferred requests before the admission test; return the view that it saw, if it was asked."""
-        ledger = self.ledger
-        if self.inbox:
-            for job in self.inbox:
-                if self.pool.caching:
-                    self._find_cached(job)
-                state = job.state
-                if not self._blind:
-                    work = self.belief.mean.work_s(state.remaining_tokens, state.computed_tokens)
-                    self.demand.add(now, work_s=work, weight=state.slo.weight)
-                ledger.arrive(state)
-                self.jobs[state.id] = job
-            self.inbox.clear()
+        ledger, gate = self.ledger, self.gate
+        if gate.inbox:
+            gate.take_in(now)
         if not self._blind and (ledger.undecided or ledger.pending):
             self._tell()
         if not ledger.undecided:
             return None
-        view, deferred = self._view(now, residual_s), self._deferred
-        # As the engine's driver asks: whose time is up, a few of the others in turn, then who is new.
-        asked = [key for key, until in deferred.items() if now >= until]
-        asked += [key for key in islice(deferred, RETRIES_PER_STEP) if now < deferred[key]]
-        asked += [key for key in ledger.undecided if key not in deferred]
-        for key in asked:
-            deferred.pop(key, None)
-            state = ledger.undecided[key]
-            verdict = self._verdict(view, state)
-            if isinstance(verdict, Accept):
-                ledger.accept(state, verdict.bound_s)
-                self.batcher.waiting[key] = self.jobs.pop(key)
-            elif isinstance(verdict, Reject):
-                self._refuse(now, state, verdict)
-            else:
-                deferred[key] = verdict.until_s
+        view = self._view(now, residual_s)
+        gate.answer(view)
         return view
-
-    def _verdict(self, view: EngineView, state: RequestState) -> Verdict:
-        """Ask the admission test, then apply the rule of the class (engine/driver.py)."""
-        verdict = self.admission.decide(view, state)
-        if isinstance(verdict, Defer):
-            if view.now_s < verdict.until_s:
-                return verdict
-            verdict = verdict.otherwise
-        if isinstance(verdict, Accept) or verdict.reason is Reason.NEVER_FITS or state.slo.on_miss == "reject":
-            return verdict
-        if state.slo.on_miss == "defer":
-            return Defer(until_s=state.due_s, otherwise=verdict) if view.now_s < state.due_s else verdict
-        # Served without any promise: its targets neither bind the steps nor go before promised ones.
-        state.slo = Slo(name=state.slo.name, on_miss="best_effort", weight=state.slo.weight)
-        state.due_s = state.arrival_s + self.config.patience_s
-        return Accept()
-
-    def _refuse(self, now: float, state: RequestState, verdict: Reject) -> None:
-        self.ledger.finish(state.id)
-        self.queued_tokens -= state.prompt_tokens
-        self.recorder.refused(self.jobs.pop(state.id), now, verdict.reason, verdict.retry_after_s)
-
-    def _find_cached(self, job: Job) -> None:
-        """What the cache holds of a new prompt lowers its work as the admission test sees it."""
-        state = job.state
-        hit = len(self.batcher.lookup(job)) * self.pool.block_size
-        if hit:
-            job.state = RequestState(
-                id=state.id,
-                seq=state.seq,
-                slo=state.slo,
-                arrival_s=state.arrival_s,
-                prompt_tokens=state.prompt_tokens,
-                max_output_tokens=state.max_output_tokens,
-                cached_tokens=hit,
-                front_s=self.config.front_s,
-                patience_s=self.config.patience_s,
-            )
 
     def _tell(self) -> None:
         """Tell the ledger of every token up to the last step that ended."""
@@ -395,7 +292,7 @@ class Engine:
         """
         if not self.config.fast or not self._steady or batch.chunks or batch.held:
             return False
-        if self.inbox or self.ledger.undecided:
+        if self.gate.inbox or self.ledger.undecided:
             return False
         if not self.ledger.pending:
             return True
@@ -469,7 +366,12 @@ class Engine:
 
     def open_jobs(self) -> list[Job]:
         """Return every request that the engine has taken and not answered."""
-        return [*self.inbox, *self.jobs.values(), *self.batcher.waiting.values(), *self.batcher.running.values()]
+        return [
+            *self.gate.inbox,
+            *self.gate.undecided.values(),
+            *self.batcher.waiting.values(),
+            *self.batcher.running.values(),
+        ]
 
     def times_so_far(self, job: Job, until_s: float) -> list[float]:
         """Return the times of the tokens that an open request has got by `until_s`."""

@@ -15,7 +15,7 @@ def pending_work_s(engine: Engine) -> float:
     cost, ledger = engine.belief.mean, engine.ledger
     _, remaining, context, _ = ledger.columns()
     work = sum(cost.work_s(r, c) for r, c in zip(remaining, context, strict=True))
-    fresh = [*(job.state for job in engine.inbox), *ledger.undecided.values()]
+    fresh = [*(job.state for job in engine.gate.inbox), *ledger.undecided.values()]
     work += sum(cost.work_s(state.remaining_tokens, state.computed_tokens) for state in fresh)
     tokens = sum(state.remaining_output for state in (*ledger.pending, *fresh))
     for job in engine.batcher.decoding.values():
@@ -28,7 +28,7 @@ def expected_first_token_s(engine: Engine, now: float, arrival: Arrival, due_s: 
     cost, ledger = engine.belief.mean, engine.ledger
     dues, remaining, context, _ = ledger.columns()
     ahead = sum(cost.work_s(r, c) for due, r, c in zip(dues, remaining, context, strict=True) if due <= due_s)
-    ahead += sum(cost.work_s(job.state.remaining_tokens, 0) for job in engine.inbox if job.state.due_s <= due_s)
+    ahead += sum(cost.work_s(job.state.remaining_tokens, 0) for job in engine.gate.inbox if job.state.due_s <= due_s)
     base = cost.seconds(0, len(engine.batcher.decoding), engine.batcher.context, 0)
     pace = min(ledger.pace_s, arrival.slo.pace_s, engine.blocking_s)
     share = max(1.0 - base / pace, 0.05)  # of a step that prefill may have

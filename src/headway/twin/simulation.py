@@ -67,7 +67,7 @@ class Simulation:
                 arrival = self._coming
                 index = self.router.pick(engines, now, arrival) if len(engines) > 1 else 0
                 engine = engines[index]
-                engine.receive(now, arrival)
+                engine.gate.receive(now, arrival)
                 if engine.idle:  # asleep, or polling without work: it looks at once
                     engine.idle = False
                     engine.wakes += 1

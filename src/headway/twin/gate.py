@@ -1,0 +1,154 @@
+"""The way into a simulated engine: what its front end refuses at once, and who has asked for admission.
+
+The engine asks at step boundaries, in the order and with the rules of the real driver (engine/driver.py).
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from headway.core import (
+    Accept,
+    Admission,
+    Defer,
+    DemandWindow,
+    EngineView,
+    Ledger,
+    Reason,
+    RequestState,
+    Slo,
+    StepCost,
+    Verdict,
+)
+from headway.twin.batch import Batcher
+from headway.twin.config import EngineConfig
+from headway.twin.job import Job
+from headway.twin.recorder import Recorder
+from headway.twin.source import Arrival
+
+#: Deferred requests asked about again at one boundary.
+RETRIES_PER_STEP = 4
+
+
+class Gate:
+    """Requests without a verdict.
+
+    Attributes:
+        inbox: requests since the last boundary, which the decisions do not know yet.
+        undecided: requests that the decisions know and that have no verdict, by id.
+        queued_tokens: prompt tokens without a first token, as vLLM's front end counts them.
+        demand: the window of recent demand; kept only where the decisions read it.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: EngineConfig,
+        ledger: Ledger,
+        batcher: Batcher,
+        admission: Admission,
+        belief: StepCost,
+        recorder: Recorder,
+        watch_demand: bool,
+    ) -> None:
+        self.inbox: list[Job] = []
+        self.undecided: dict[str, Job] = {}
+        self.queued_tokens = 0
+        self.demand = DemandWindow()
+        self._config = config
+        self._ledger = ledger
+        self._batcher = batcher
+        self._admission = admission
+        self._belief = belief
+        self._recorder = recorder
+        self._watch_demand = watch_demand
+        self._deferred: dict[str, float] = {}  # when an answer is due; who was asked last is at the end
+
+    def receive(self, now: float, arrival: Arrival) -> None:
+        """A request reaches the front end: refused at once when it can never fit or the stock valve is shut."""
+        config, pool = self._config, self._batcher.pool
+        job = Job(
+            row=arrival.row,
+            state=self._state(arrival),
+            output=arrival.output_tokens,
+            ids=arrival.hash_ids,
+            ids_block=arrival.hash_block,
+        )
+        total = arrival.input_tokens + arrival.output_tokens
+        if total > config.max_model_len or pool.blocks(total) > pool.total:
+            self._recorder.refused(job, now, Reason.NEVER_FITS, None)
+        elif config.max_queued_tokens is not None and self.queued_tokens >= config.max_queued_tokens:
+            self._recorder.refused(job, now, Reason.QUEUE_FULL, None)
+        else:
+            self.queued_tokens += arrival.input_tokens
+            self.inbox.append(job)
+
+    def _state(self, arrival: Arrival) -> RequestState:
+        """Return what the decisions see of a request. Only a clairvoyant is told an answer's true length."""
+        declared = arrival.output_tokens
+        cap = self._config.output_cap
+        if cap is not None and not getattr(self._admission, "clairvoyant", False):
+            declared = max(declared, cap)
+        return RequestState(
+            id=arrival.id,
+            seq=arrival.row,
+            slo=arrival.slo,
+            arrival_s=arrival.time_s,
+            prompt_tokens=arrival.input_tokens,
+            max_output_tokens=declared,
+            front_s=self._config.front_s,
+            patience_s=self._config.patience_s,
+        )
+
+    def take_in(self, now: float) -> None:
+        """Let the decisions know of the requests since the last boundary."""
+        for job in self.inbox:
+            state = job.state
+            if self._batcher.pool.caching:
+                # What the cache holds of a prompt lowers its work as the admission test sees it.
+                hit = len(self._batcher.lookup(job)) * self._batcher.pool.block_size
+                state.computed_tokens = min(hit, state.prompt_tokens - 1)
+            if self._watch_demand:
+                work = self._belief.mean.work_s(state.remaining_tokens, state.computed_tokens)
+                self.demand.add(now, work_s=work, weight=state.slo.weight)
+            self._ledger.arrive(state)
+            self.undecided[state.id] = job
+        self.inbox.clear()
+
+    def answer(self, view: EngineView) -> None:
+        """Ask the admission test: about those whose time is up, a few deferred ones in turn, then who is new."""
+        now, deferred = view.now_s, self._deferred
+        asked = [key for key, until in deferred.items() if now >= until]
+        asked += [key for key in islice(deferred, RETRIES_PER_STEP) if now < deferred[key]]
+        asked += [key for key in self.undecided if key not in deferred]
+        for key in asked:
+            deferred.pop(key, None)
+            job = self.undecided[key]
+            verdict = self._verdict(view, job.state)
+            if isinstance(verdict, Defer):
+                deferred[key] = verdict.until_s
+                continue
+            del self.undecided[key]
+            if isinstance(verdict, Accept):
+                self._ledger.accept(job.state, verdict.bound_s)
+                self._batcher.waiting[key] = job
+            else:
+                self._ledger.finish(key)
+                self.queued_tokens -= job.state.prompt_tokens
+                self._recorder.refused(job, now, verdict.reason, verdict.retry_after_s)
+
+    def _verdict(self, view: EngineView, state: RequestState) -> Verdict:
+        """Ask the admission test, then apply the rule of the class; Defer only while there is time."""
+        verdict = self._admission.decide(view, state)
+        if isinstance(verdict, Defer):
+            if view.now_s < verdict.until_s:
+                return verdict
+            verdict = verdict.otherwise
+        if isinstance(verdict, Accept) or verdict.reason is Reason.NEVER_FITS or state.slo.on_miss == "reject":
+            return verdict
+        if state.slo.on_miss == "defer":
+            return Defer(until_s=state.due_s, otherwise=verdict) if view.now_s < state.due_s else verdict
+        # Served without any promise: its targets neither bind the steps nor go before promised ones.
+        state.slo = Slo(name=state.slo.name, on_miss="best_effort", weight=state.slo.weight)
+        state.due_s = state.arrival_s + self._config.patience_s
+        return Accept()
