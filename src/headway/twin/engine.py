@@ -117,6 +117,7 @@ class Engine:
         self._flight: Flight | None = None
         self._next: tuple[Batch, StepPlan] | None = None  # the step after it (async_lag)
         self._idle_polls = 0
+        self._constant_plan: StepPlan | None = None
         self._open = policy.name == "fcfs"
         self._steady = policy.name in STEADY_POLICIES
         self._trim_at = 65_536
@@ -149,7 +150,7 @@ class Engine:
             if not self.ledger.requests:
                 self.idle = True
                 return None
-            batch, plan = Batch(), self.policy.plan(view or self._view(now, 0.0))
+            batch, plan = Batch(), self._plan(view, now, 0.0)
             self.batcher.begin(plan, self.step + 1, batch)
             decodes = len(self.batcher.decoding) - len(batch.held)
             self.batcher.fill(plan, self.step + 1, batch, decodes)
@@ -177,10 +178,19 @@ class Engine:
         flight, batch = self._flight, Batch()
         residual = self.belief.mean.seconds(flight.q, flight.n, flight.K, flight.X)
         view = self._decide(now, residual)
-        plan = self.policy.plan(view or self._view(now, residual))
+        plan = self._plan(view, now, residual)
         completing = sum(1 for chunk in flight.batch.chunks if not chunk.job.state.remaining_tokens)
         self.batcher.fill(plan, self.step + 1, batch, len(self.batcher.decoding) + completing)
         self._next = (batch, plan)
+
+    def _plan(self, view: EngineView | None, now: float, residual_s: float) -> StepPlan:
+        """Ask the policy; the plan of `fcfs` depends on nothing that changes, so it is asked once."""
+        if self._constant_plan is not None:
+            return self._constant_plan
+        plan = self.policy.plan(view or self._view(now, residual_s))
+        if self._open:
+            self._constant_plan = plan
+        return plan
 
     def _view(self, now: float, residual_s: float) -> EngineView:
         pool, config = self.pool, self.config
