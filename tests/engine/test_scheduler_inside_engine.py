@@ -116,7 +116,9 @@ class Bench:
     def step(self) -> dict[str, int]:
         """Issue one step, complete the one that is due; return what was issued."""
         output = self.scheduler.schedule()
-        self.flights.append(output)
+        # A worker samples for those whose issued tokens reach the end of what they had then.
+        requests = self.scheduler.requests
+        self.flights.append((output, {i for i in output.num_scheduled_tokens if not requests[i].is_prefill_chunk}))
         if len(self.flights) > self.lag:
             self.complete()
         return dict(output.num_scheduled_tokens)
@@ -125,21 +127,9 @@ class Bench:
         """The oldest step in flight ends."""
         from vllm.v1.outputs import ModelRunnerOutput
 
-        output = self.flights.popleft()
+        output, sampling = self.flights.popleft()
         ids = list(output.num_scheduled_tokens)
-        # A worker samples where the issued tokens reach the end of what the request had then.
-        computed = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
-        cached = output.scheduled_cached_reqs
-        computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        sampled = []
-        for name in ids:
-            request = self.scheduler.requests.get(name)
-            done = request is not None and (
-                computed[name] + output.num_scheduled_tokens[name] >= request.num_prompt_tokens
-            )
-            if request is not None and request.num_preemptions and done:
-                done = computed[name] + output.num_scheduled_tokens[name] >= request.num_tokens
-            sampled.append([7] if done else [])
+        sampled = [[7] if name in sampling else [] for name in ids]
         made = ModelRunnerOutput(
             req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)}, sampled_token_ids=sampled
         )
@@ -162,13 +152,23 @@ class Bench:
                 if not self.scheduler.has_requests():
                     break
             issued.append(self.step())
-            self.scheduler._driver.ledger.check()
+            self.check()
         else:
             raise AssertionError(f"still {list(self.scheduler.requests)} after {most} steps")
         assert self.scheduler._driver.ledger.requests == {}
         assert self.scheduler._driver._tracked == {}
         assert self.failures == 0
         return [step for step in issued if step]
+
+    def check(self) -> None:
+        """The books are sound and agree with vLLM about who runs."""
+        from vllm.v1.request import RequestStatus
+
+        ledger = self.scheduler._driver.ledger
+        ledger.check()
+        for name, state in ledger.requests.items():
+            runs = self.scheduler.requests[name].status == RequestStatus.RUNNING
+            assert runs == (state.phase in (Phase.PREFILL, Phase.DECODE)), state
 
     @property
     def failures(self) -> int:
