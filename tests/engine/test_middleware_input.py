@@ -116,14 +116,14 @@ async def test_an_odd_error_body_passes(body: bytes) -> None:
     [("GET", PATHS[0]), ("POST", "/v1/embeddings"), ("GET", "/metrics"), ("OPTIONS", PATHS[1]), ("POST", "/v1/models")],
 )
 async def test_other_requests_pass_untouched(method: str, path: str) -> None:
-    """Same body, no tag, bad SLO headers ignored, the start not held."""
+    """Same body, no tag, the start not held."""
 
     async def script(world: World, tag: RequestTag, send: Send, receive: Receive) -> None:
         await start(send)
         assert [event["type"] for event in world.sent] == ["http.response.start"]
         await chunk(send, b"page", more=False)
 
-    world = await World(script).post(method=method, path=path, headers=[(b"x-slo-ttft-ms", b"soon")])
+    world = await World(script).post(method=method, path=path, headers=[(b"accept", b"*/*")])
     assert (world.status, world.body, world.bodies) == (200, b"page", [b'{"prompt":"x"}'])
 
 
@@ -141,3 +141,14 @@ async def test_other_protocols_pass(kind: str) -> None:
 
     await world.middleware({"type": kind}, receive, send)
     assert sent == [{"type": "other"}]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/tokenize"])
+async def test_a_target_where_nobody_keeps_it_is_refused(path: str) -> None:
+    """On endpoints that carry no SLO the header is a 400 that names it, not taken in silence."""
+    world = await World().post(path=path, headers=[(b"X-SLO-TTFT-MS", b"500")])
+    assert world.status == 400
+    error = json.loads(world.body)["error"]
+    assert error["code"] == "bad_slo_header"
+    assert error["param"] == "x-slo-ttft-ms"
+    assert path in error["message"]

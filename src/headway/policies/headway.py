@@ -37,6 +37,9 @@ class Headway:
         for key, value in (("min_chunk", min_chunk), ("window", window)):
             if value < 1:
                 raise ValueError(f"{key} = {value!r}: expected at least 1")
+        for key, value in (("min_chunk", min_chunk), ("window", window)):
+            if value < 1:
+                raise ValueError(f"{key} = {value!r}: expected at least 1")
         self.min_chunk = min_chunk
         self.window = window
         self.jump = jump

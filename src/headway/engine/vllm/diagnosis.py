@@ -77,8 +77,7 @@ def diagnose(output: str, code: int, command: Command) -> HeadwayError:
         )
     if code == 128 + signal.SIGKILL:
         return EngineError(
-            f"vLLM was killed while it served {command.model}; when the system did that, memory ran out "
-            "(see `dmesg`)"
+            f"vLLM was killed while it served {command.model}; when the system did that, memory ran out (see `dmesg`)"
         )
     if cause:
         return EngineError(f"vLLM ended with exit code {code}: {_shorten(cause)}")

@@ -58,3 +58,11 @@ def parse(headers: Iterable[tuple[bytes, bytes]], known: Iterable[str]) -> dict[
             raise HeaderError(label, shown, f"a number of milliseconds above 0 and at most {limit:.0f} (one day)")
         found[TARGETS[name]] = float(value)
     return found
+
+
+def first(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Return the name of the first SLO header, None when there is none."""
+    for name, _ in headers:
+        if name.lower() == CLASS or name.lower() in TARGETS:
+            return name.lower().decode("ascii")
+    return None

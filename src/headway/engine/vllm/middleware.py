@@ -69,8 +69,18 @@ class SloMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(PATHS):
+        if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
+            return
+        if not scope["path"].endswith(PATHS):
+            name = slo_headers.first(scope["headers"])
+            if name is None:
+                await self.app(scope, receive, send)
+                return
+            # A target that nobody would keep must not be taken in silence.
+            await _read_body(receive)
+            text = f"{name}: expected only on {' and '.join(PATHS)}, not on {scope['path'][:80]}"
+            await _answer(send, 400, [], refusal.error_body(text, code="bad_slo_header", status=400, param=name))
             return
         arrived = time.time()
         # All of it even for a request that is refused for its headers: what is left unread costs the connection.

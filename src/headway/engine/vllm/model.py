@@ -128,10 +128,7 @@ def _build(gguf: Path, sha256: str, folder: Path) -> None:
         made = scratch / "made"
         made.mkdir()
         convert(gguf, made)
-        files = {
-            path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-            for path in sorted(made.iterdir())
-        }
+        files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(made.iterdir())}
         manifest = {"gguf_sha256": sha256, "conversion": CONVERSION, "files": files}
         (made / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         if folder.exists():  # a damaged copy; a server that has it open keeps its own view of it
@@ -290,9 +287,7 @@ def _write_tokenizer(meta: dict[str, Any], folder: Path) -> None:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    control = [
-        token for token, type_ in zip(tokens, meta["tokenizer.ggml.token_type"], strict=True) if type_ == 3
-    ]
+    control = [token for token, type_ in zip(tokens, meta["tokenizer.ggml.token_type"], strict=True) if type_ == 3]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
