@@ -80,9 +80,7 @@ def run(
     """Return one scripted run of trace `number` with the noise of `seed`."""
     arrivals, service = trace(number, n, machine.utilisation)
     rng = np.random.default_rng([2, number, seed])
-    speed = np.exp(
-        wander(rng, arrivals, machine.wander_sd, machine.memory_s) + machine.offset_sd * rng.normal()
-    )
+    speed = np.exp(wander(rng, arrivals, machine.wander_sd, machine.memory_s) + machine.offset_sd * rng.normal())
     service = service * service_x * speed * rng.gamma(50, 1 / 50, n)
     stalls = rng.uniform(size=n) < 1 / machine.stall_every
     service[stalls] += rng.exponential(0.15, stalls.sum())
@@ -102,8 +100,7 @@ def run(
         "ttft_target_s": [1.0] * n, "tpot_target_s": [0.06] * n,
     }  # fmt: skip
     frame = pl.DataFrame(columns).select(
-        (pl.col(name) if name in columns else pl.lit(None)).cast(dtype).alias(name)
-        for name, dtype in SCHEMA.items()
+        (pl.col(name) if name in columns else pl.lit(None)).cast(dtype).alias(name) for name, dtype in SCHEMA.items()
     )
     meta = {
         "trace": {"sha256": f"scripted-{number}", "selection": None},
@@ -135,8 +132,7 @@ def study(
     for number in range(pairs):
         base = tuple(run(number, 2 * r, n, machine=machine) for r in range(repeats))
         other = tuple(
-            run(number if paired else 10_000 + number, 2 * r + 1, n, machine=machine, **change)
-            for r in range(repeats)
+            run(number if paired else 10_000 + number, 2 * r + 1, n, machine=machine, **change) for r in range(repeats)
         )
         found.append(outcomes(Arm(name="A", runs=base), Arm(name="B", runs=other), gates, number))
     flat = [outcome for each in found for outcome in each]

@@ -43,9 +43,7 @@ _RATE, _REQUESTS, _TOKENS = 200.0, 800, 32
 def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parse.add_argument("--repeats", type=int, default=3)
-    parse.add_argument(
-        "--peers", action="store_true", help="measure servebench too, instead of its recorded figure"
-    )
+    parse.add_argument("--peers", action="store_true", help="measure servebench too, instead of its recorded figure")
     told = parse.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -58,8 +56,7 @@ def main() -> None:
             script_p99.append(max(e.p99_s for e in to_script.values()) * 1e3)
             script_max.append(max(e.max_s for e in to_script.values()) * 1e3)
             show = lambda part: ", ".join(  # noqa: E731
-                f"{name} {e.p50_s * 1e3:.2f}/{e.p99_s * 1e3:.2f}/{e.max_s * 1e3:.2f}"
-                for name, e in part.items()
+                f"{name} {e.p50_s * 1e3:.2f}/{e.p99_s * 1e3:.2f}/{e.max_s * 1e3:.2f}" for name, e in part.items()
             )
             print(f"accuracy {i}: {most_open(run.frame)} streams; error P50/P99/max ms")
             print(f"  to script: {show(to_script)}")

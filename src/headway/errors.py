@@ -26,9 +26,7 @@ class InputError(HeadwayError):
     http_status = 400
 
     @classmethod
-    def at(
-        cls, file: str | Path, line: int | None, key: str | None, value: object, expected: str
-    ) -> InputError:
+    def at(cls, file: str | Path, line: int | None, key: str | None, value: object, expected: str) -> InputError:
         """Return the error for one bad value in a file: `file:line: key = value: expected ...`."""
         where = f"{file}:{line}" if line is not None else f"{file}"
         subject = f"{key} = {value!r}" if key else f"{value!r}"

@@ -14,7 +14,7 @@ FLAT = CostCoefficients(g=0.020, a=0.001, b=0.0)
 
 
 def test_slack_is_that_of_the_most_urgent_decode() -> None:
-    """From now to the earliest due token; behind a step in flight, from its end to the token after the one it brings."""
+    """From now to the earliest due token; behind a step in flight, from its end to the token after its own."""
     ledger = Ledger()
     decoding(ledger, request(0, tpot=0.1), request(1, tpot=0.3), first_s=1.0)
     assert view(ledger, FLAT, now=1.02).slack_s == pytest.approx(0.08)

@@ -267,7 +267,7 @@ def test_nothing_fits_a_step_is_never() -> None:
 
 
 def test_lengths_settle_at_the_factor_times_the_pace() -> None:
-    """With a backlog a step of length f s takes s on average, so f s is the length that neither gains nor loses slack."""
+    """A step of length f s takes s on average, so f s is the length that neither gains nor loses slack."""
     out = lengths(
         steps=40,
         pace_s=0.1,

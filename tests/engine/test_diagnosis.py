@@ -18,9 +18,7 @@ def test_mistyped_option_is_the_callers_and_gets_a_hint() -> None:
     log = "usage: api_server.py [-h]\n   [model_tag]\napi_server.py: error: unrecognized arguments: --admision=x\n"
     error = diagnose(log, 2, COMMAND)
     assert isinstance(error, InputError)
-    assert str(error) == (
-        "vLLM refused its options: unrecognized arguments: --admision=x (did you mean --admission?)"
-    )
+    assert str(error) == ("vLLM refused its options: unrecognized arguments: --admision=x (did you mean --admission?)")
 
 
 def test_bad_value_has_no_hint() -> None:
@@ -49,9 +47,7 @@ def test_model_not_found(line: str) -> None:
 
 def test_memory_error_of_a_worker_wins_over_what_follows_it() -> None:
     """The cause stands in a worker's prefixed line; the later errors only point at it."""
-    cause = (
-        "ValueError: Available memory on node 0 (6/8 GiB) is less than requested memory for kv (100.0 GiB)."
-    )
+    cause = "ValueError: Available memory on node 0 (6/8 GiB) is less than requested memory for kv (100.0 GiB)."
     log = f"(Worker pid=95) ERROR 11-29 14:24:59 [multiproc_executor.py:1063] {cause}\nTraceback\n{GENERIC}\n"
     assert str(diagnose(log, 1, COMMAND)).startswith(f"not enough memory to serve org/model: {cause}")
 

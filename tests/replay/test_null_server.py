@@ -35,8 +35,7 @@ def completion(tokens: int, name: str = "x-0") -> bytes:
     """Return the bytes of a completion request."""
     body = json.dumps({"max_tokens": tokens}).encode()
     return (
-        f"POST /v1/completions HTTP/1.1\r\nX-Request-Id: {name}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        + body
+        f"POST /v1/completions HTTP/1.1\r\nX-Request-Id: {name}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     )
 
 

@@ -18,9 +18,7 @@ from headway.replay.prompts import Prompts, Vocabulary, find_tokenizer
 RANDOM = Vocabulary.of_random_ids()
 
 
-def prompts(
-    lengths: list[int], hashes: list | None = None, *, seed: int = 0, block: int | None = None
-) -> Prompts:
+def prompts(lengths: list[int], hashes: list | None = None, *, seed: int = 0, block: int | None = None) -> Prompts:
     """Return the prompts of a table with these lengths and hash ids."""
     frame = pl.DataFrame(
         {"input_tokens": lengths, "hash_ids": hashes or [None] * len(lengths)},

@@ -55,9 +55,7 @@ def read(*parts: tuple[float, bytes], count=None) -> TokenStream:
 
 def test_role_only_first_delta_is_no_token():
     """TTFT is the first delta that carries a token, not the role chunk that opens the stream."""
-    stream = read(
-        (0.005, chat({"role": "assistant", "content": ""})), (0.214, chat({"content": "Hi"})), (0.3, DONE)
-    )
+    stream = read((0.005, chat({"role": "assistant", "content": ""})), (0.214, chat({"content": "Hi"})), (0.3, DONE))
     assert stream.token_times == [0.214]
 
 
@@ -115,18 +113,14 @@ def test_empty_delta_with_growing_usage_is_a_token_arrival():
 
 def test_several_tokens_in_a_chunk_count_by_usage():
     """Speculation: 4 tokens every 10 ms are 4 tokens at the same moment."""
-    stream = read(
-        (0.01, text(" a b c d", used=4)), (0.02, text(" e f g h", used=8, finish="length")), (0.02, DONE)
-    )
+    stream = read((0.01, text(" a b c d", used=4)), (0.02, text(" e f g h", used=8, finish="length")), (0.02, DONE))
     assert stream.token_times == [0.01] * 4 + [0.02] * 4
 
 
 @pytest.mark.parametrize("choices", [(), None])
 def test_usage_only_last_chunk_ends_nothing(choices):
     """`choices` empty or null, 300 ms after the last token: no crash, no token, count taken from it."""
-    stream = read(
-        (0.1, text("a")), (0.2, text("b", finish="length")), (0.5, usage_only(2, choices)), (0.5, DONE)
-    )
+    stream = read((0.1, text("a")), (0.2, text("b", finish="length")), (0.5, usage_only(2, choices)), (0.5, DONE))
     assert stream.token_times == [0.1, 0.2]
     assert stream.prompt_tokens == 7
     assert stream.total == 2
@@ -167,9 +161,7 @@ def test_usage_that_stays_zero_does_not_hide_tokens():
 
 def test_error_inside_a_200_stream():
     """The error code is kept, and what came before it."""
-    stream = read(
-        (0.1, text("a")), (0.2, event({"error": {"message": "no", "type": "EngineDead", "code": 500}}))
-    )
+    stream = read((0.1, text("a")), (0.2, event({"error": {"message": "no", "type": "EngineDead", "code": 500}})))
     assert stream.error == "EngineDead"
     assert stream.token_times == [0.1]
 

@@ -24,13 +24,9 @@ def compare(
     ],
     gate: Annotated[
         list[str] | None,
-        typer.Option(
-            help='Requirement, repeatable: "p99_ttft<=+5%", "attainment>=0.9", "chat:p99_tpot<=120ms".'
-        ),
+        typer.Option(help='Requirement, repeatable: "p99_ttft<=+5%", "attainment>=0.9", "chat:p99_tpot<=120ms".'),
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="A gate that cannot tell at this n fails.")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A gate that cannot tell at this n fails.")] = False,
     metric: Annotated[
         list[str] | None, typer.Option(help="Metric to compare, repeatable, instead of the usual ones.")
     ] = None,
@@ -66,9 +62,7 @@ def compare(
     names = [*(metric or metrics.DEFAULT), *(each.metric.name for each in gates)]
     if aa:
         if gates or strict or noise_floor or markdown or html:
-            raise InputError(
-                "--aa only measures: expected none of --gate, --strict, --noise-floor, --markdown, --html"
-            )
+            raise InputError("--aa only measures: expected none of --gate, --strict, --noise-floor, --markdown, --html")
         _noise(arms, out or Path("noise-floor.json"), names, json_, allow_invalid)
         return
     if out is not None:

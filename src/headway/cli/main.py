@@ -24,9 +24,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "serve": Command("headway.cli.serve", "Serve a model with SLOs through vLLM's OpenAI-compatible server."),
     "demo": Command("headway.cli.demo", "Serve and replay: stock vLLM against Headway, side by side."),
-    "replay": Command(
-        "headway.cli.replay", "Replay a trace against an OpenAI-compatible server and score SLOs."
-    ),
+    "replay": Command("headway.cli.replay", "Replay a trace against an OpenAI-compatible server and score SLOs."),
     "trace": Command("headway.cli.trace", "Inspect, convert, synthesize or record request traces."),
     "runs": Command("headway.cli.runs", "List and show recorded runs."),
     "compare": Command("headway.cli.compare", "Compare runs with sound statistics; gate a change in CI."),

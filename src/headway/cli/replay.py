@@ -53,18 +53,12 @@ def command(
         help="Class by prompt length, `chat<=400` or `document`; first match wins; repeatable.",
     ),
     seed: int = typer.Option(0, help="Seed of the prompts (and of a generated trace)."),
-    prompts: str = typer.Option(
-        "text", help="`text`: real tokens of the served model; `tokens`: random ids."
-    ),
-    tokenizer: Path | None = typer.Option(
-        None, help="tokenizer.json of the served model, when it isn't found."
-    ),
+    prompts: str = typer.Option("text", help="`text`: real tokens of the served model; `tokens`: random ids."),
+    tokenizer: Path | None = typer.Option(None, help="tokenizer.json of the served model, when it isn't found."),
     endpoint: str = typer.Option("completions", help="completions (exact prompts) or chat."),
     api_key: str | None = typer.Option(None, envvar="OPENAI_API_KEY", help="Bearer token.", show_envvar=True),
     slo_headers: bool = typer.Option(True, help="Tell the server each request's class and targets."),
-    closed_loop: bool = typer.Option(
-        False, help="Send later turns of a session after the previous one ended."
-    ),
+    closed_loop: bool = typer.Option(False, help="Send later turns of a session after the previous one ended."),
     max_in_flight: int | None = typer.Option(
         None, help="Cap on open requests of this client; latency still counts from the schedule."
     ),
@@ -76,9 +70,7 @@ def command(
         metavar="SHARE",
         help="Search the highest rate with at least this attainment, 0.9 for capacity@90; a run a rate under --out.",
     ),
-    self_test: bool = typer.Option(
-        False, "--self-test", help="Measure this client against a scripted server."
-    ),
+    self_test: bool = typer.Option(False, "--self-test", help="Measure this client against a scripted server."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
     """Replay a trace; exit 2: bad input, 3: no server, 4: the client was too slow, 130: Ctrl-C."""
@@ -119,16 +111,12 @@ def command(
         if not slo:
             raise InputError("--find-capacity: no --slo: expected targets, without which everything attains")
         if time_scale != 1.0:
-            raise InputError(
-                "--find-capacity and --time-scale: expected only one; --rate says where to start"
-            )
+            raise InputError("--find-capacity and --time-scale: expected only one; --rate says where to start")
         _find_capacity(find_capacity, load, play, rate, seed, folder, as_json)
         return
     run = play(load(rate, seed), folder, seed)
     if as_json:
-        typer.echo(
-            json.dumps({"run": str(run.path), "meta": run.meta, "summary": summarise(run.frame)}, indent=2)
-        )
+        typer.echo(json.dumps({"run": str(run.path), "meta": run.meta, "summary": summarise(run.frame)}, indent=2))
     else:
         Console().print(table(run))
     console.print(f"run kept in {run.path}", highlight=False)

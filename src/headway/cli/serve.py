@@ -34,9 +34,7 @@ def register(app: typer.Typer) -> None:
         ctx: typer.Context,
         host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
         port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-        config: Annotated[
-            Path | None, typer.Option(metavar="headway.toml", help="SLO classes and settings.")
-        ] = None,
+        config: Annotated[Path | None, typer.Option(metavar="headway.toml", help="SLO classes and settings.")] = None,
         policy: Annotated[str | None, typer.Option(help="Ordering and step size, over the config's.")] = None,
         admission: Annotated[str | None, typer.Option(help="Admission test, over the config's.")] = None,
         stock: Annotated[bool, typer.Option("--stock", help="Plain vLLM, without Headway.")] = False,

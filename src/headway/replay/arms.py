@@ -54,9 +54,7 @@ def load_arm(text: str, *, allow_invalid: bool = False) -> Arm:
         found = sorted(glob.glob(part)) if glob.has_magic(part) else [part]
         runs = [run for each in found for run in (find(Path(each)) or [Path(each)])]
         if not runs or not part:
-            raise InputError(
-                f"{part!r}: no such run: expected a run folder, a glob of them, or a folder of runs"
-            )
+            raise InputError(f"{part!r}: no such run: expected a run folder, a glob of them, or a folder of runs")
         paths += runs
     runs = tuple(load(path) for path in paths)
     for run in runs:
@@ -69,9 +67,7 @@ def load_arm(text: str, *, allow_invalid: bool = False) -> Arm:
 def distinct(arms: Sequence[Arm]) -> list[Arm]:
     """Return `arms` with names that tell them apart: a name used twice becomes that of its first run folder."""
     names = [arm.name for arm in arms]
-    made = [
-        arm if names.count(arm.name) == 1 else Arm(name=arm.runs[0].path.name, runs=arm.runs) for arm in arms
-    ]
+    made = [arm if names.count(arm.name) == 1 else Arm(name=arm.runs[0].path.name, runs=arm.runs) for arm in arms]
     if len({arm.name for arm in made}) == len(made):
         return made
     return [Arm(name=str(arm.runs[0].path), runs=arm.runs) for arm in arms]
@@ -126,8 +122,7 @@ def levels(base: Arm, other: Arm) -> list[Level]:
     for name, missing in ((other.name, left.keys() - right.keys()), (base.name, right.keys() - left.keys())):
         for source, chosen in sorted(missing):
             raise InputError(
-                f"arm {name}: no run at the level {source}, selection {chosen}: "
-                "expected every load level in every arm"
+                f"arm {name}: no run at the level {source}, selection {chosen}: expected every load level in every arm"
             )
     raise AssertionError("unreachable: equal keys were handled above")
 
@@ -205,8 +200,7 @@ def _why_unpaired(base: Sequence[Run], other: Sequence[Run]) -> str | None:
         return None
     for position, what in enumerate(("traces", "selections", "seeds")):
         one, two = (
-            dict.fromkeys(key[position] if position else key[0][:_SHORT] for key in keys)
-            for keys in (left, right)
+            dict.fromkeys(key[position] if position else key[0][:_SHORT] for key in keys) for keys in (left, right)
         )
         if one.keys() != two.keys():
             return f"the {what} differ ({', '.join(one)} and {', '.join(two)})"
@@ -230,9 +224,7 @@ def _align(base: Run, other: Run) -> tuple[pl.DataFrame, pl.DataFrame, int]:
     left = left.filter(pl.col("trace_row").is_in(other.frame["trace_row"].to_list()))
     right = left.select("trace_row").join(other.frame, on="trace_row", how="left", maintain_order="left")
     if left.is_empty():
-        raise InputError(
-            f"{base.path}, {other.path}: no trace_row in common: expected the same slice of the trace"
-        )
+        raise InputError(f"{base.path}, {other.path}: no trace_row in common: expected the same slice of the trace")
     lost = base.frame.height + other.frame.height - 2 * left.height
     return left, right.select(left.columns), lost
 
@@ -258,9 +250,7 @@ def _check_strata(level: Level, base_name: str, other_name: str) -> None:
 
 def _check_targets(level: Level, base_name: str, other_name: str) -> None:
     def targets(frames: tuple[pl.DataFrame, ...]) -> set[tuple]:
-        rows = pl.concat(
-            [frame.select(pl.col("slo_class").fill_null("default"), *_TARGETS) for frame in frames]
-        )
+        rows = pl.concat([frame.select(pl.col("slo_class").fill_null("default"), *_TARGETS) for frame in frames])
         return set(rows.unique().iter_rows())
 
     left, right = targets(level.base), targets(level.other)

@@ -91,9 +91,7 @@ def effective_blocks(influence: Sequence[Floats], length: int) -> float:
     see how that burst would have gone another time; few blocks mean few degrees of freedom and a wide interval. The
     form with |s| was chosen by measured coverage (bench/gate_false_alarms.py): s^2 in its place is far too wide.
     """
-    sums = np.abs(
-        np.concatenate([np.add.reduceat(each, np.arange(0, len(each), length)) for each in influence])
-    )
+    sums = np.abs(np.concatenate([np.add.reduceat(each, np.arange(0, len(each), length)) for each in influence]))
     square = float((sums**2).sum())
     return float(sums.sum()) ** 2 / square if square > 0 else float(len(sums))
 
@@ -140,6 +138,4 @@ def weighted_percentiles(weights: Weights, values: Floats, quantiles: Sequence[f
 def weighted_mean(weights: Weights, values: Floats) -> Floats:
     """Return the weighted mean of `values` (no NaN) in every draw, shape (draws,)."""
     total = weights.sum(axis=1, dtype=np.float64)
-    return np.divide(
-        weights @ values.astype(np.float32), total, out=np.full(len(weights), np.nan), where=total > 0
-    )
+    return np.divide(weights @ values.astype(np.float32), total, out=np.full(len(weights), np.nan), where=total > 0)

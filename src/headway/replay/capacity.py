@@ -108,9 +108,7 @@ class RateSearch:
     def tell(self, rate: float, attained: int, offered: int) -> None:
         """Record that `attained` of `offered` requests attained in one run at `rate`."""
         if not (offered > 0 and 0 <= attained <= offered):
-            raise ValueError(
-                f"attained {attained} of {offered}: expected 0 <= attained <= offered, offered > 0"
-            )
+            raise ValueError(f"attained {attained} of {offered}: expected 0 <= attained <= offered, offered > 0")
         known = self._probes.get(rate)
         self._probes[rate] = Probe(
             rate=rate,

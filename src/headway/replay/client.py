@@ -200,9 +200,7 @@ class _Replay:
         options, frame = self.options, self.trace.frame
         self.vocabulary = self._vocabulary(told)
         self.bodies = Bodies(
-            prompts=Prompts(
-                frame, vocabulary=self.vocabulary, seed=options.seed, block_size=self.trace.block_size
-            ),
+            prompts=Prompts(frame, vocabulary=self.vocabulary, seed=options.seed, block_size=self.trace.block_size),
             vocabulary=self.vocabulary,
             max_tokens=self.max_tokens,
             fields={"model": told.model, "temperature": 0, "stream": True}

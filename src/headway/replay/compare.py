@@ -201,9 +201,7 @@ def _told(metric: Metric, base: Rows, other: Rows, notes: list[str]) -> bool:
     if metric.column not in ("queue", "compute"):
         return True
     silent = [
-        name
-        for name, side in (("baseline", base), ("candidate", other))
-        if side.frame["queue_s"].is_null().all()
+        name for name, side in (("baseline", base), ("candidate", other)) if side.frame["queue_s"].is_null().all()
     ]
     if (
         silent

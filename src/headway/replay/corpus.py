@@ -72,9 +72,7 @@ def text(words: int, seed: int = 0) -> str:
                 count = draw.randint(2, 940)
                 sentence = f"{pick(_PLACES)} there were {count} visitors, and {who} {pick(_VERBS)} {what}."
             elif kind == 3:
-                sentence = (
-                    f"nobody {pick(_VERBS)} {what} {pick(_TIMES)}; {who} only {pick(_VERBS)} {thing()}."
-                )
+                sentence = f"nobody {pick(_VERBS)} {what} {pick(_TIMES)}; {who} only {pick(_VERBS)} {thing()}."
             else:
                 sentence = f"on page {draw.randint(1, 480)} it says that {who} {pick(_VERBS)} {what}."
             sentences.append(sentence[0].upper() + sentence[1:])

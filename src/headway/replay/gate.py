@@ -93,9 +93,7 @@ def _relative(text: str, metric: Metric, tail: re.Match[str]) -> bool:
             return True
         if metric.kind == "share":
             return False
-        raise _error(
-            text, at, f"a sign before a change in percent (+{tail['number']}% or -{tail['number']}%)"
-        )
+        raise _error(text, at, f"a sign before a change in percent (+{tail['number']}% or -{tail['number']}%)")
     if tail["sign"]:
         raise _error(text, tail.start("sign"), "no sign before an absolute limit (a change ends in %)")
     if metric.unit == "s" and tail["unit"] not in ("s", "ms"):
@@ -123,9 +121,7 @@ def judge(gate: Gate, comparison: Comparison, *, confidence: float) -> list[Gate
     results = []
     for level in comparison.levels:
         label = f"{comparison.other.name}, {level.level.label}"
-        found = [
-            c for c in level.changes if c.metric.name == gate.metric.name and c.slo_class == gate.slo_class
-        ]
+        found = [c for c in level.changes if c.metric.name == gate.metric.name and c.slo_class == gate.slo_class]
         if not found:
             results.append(_absent(gate, label, level.changes))
         else:
@@ -137,9 +133,7 @@ def _absent(gate: Gate, label: str, changes: Sequence[Change]) -> GateResult:
     known = sorted({change.slo_class for change in changes if change.slo_class})
     if gate.slo_class is not None and gate.slo_class not in known:
         listed = ", ".join(known) or "only one class, so leave it out"
-        raise InputError(
-            f"gate {gate.text!r}: class {gate.slo_class!r}: expected one of the runs' classes: {listed}"
-        )
+        raise InputError(f"gate {gate.text!r}: class {gate.slo_class!r}: expected one of the runs' classes: {listed}")
     return GateResult(
         gate=gate, level=label, outcome=CANNOT_TELL, value=None, low=None, high=None, detectable=None,
         reason="the servers of both arms do not tell it",
@@ -160,9 +154,7 @@ def _judge(gate: Gate, label: str, change: Change, confidence: float) -> GateRes
     below = gate.operator == "<="
     beyond = low > gate.limit if below else high < gate.limit
     within = high <= gate.limit if below else low >= gate.limit
-    outcome, reason = (
-        (FAIL, "") if beyond else (PASS, "") if within else (CANNOT_TELL, "the interval holds the limit")
-    )
+    outcome, reason = (FAIL, "") if beyond else (PASS, "") if within else (CANNOT_TELL, "the interval holds the limit")
     if outcome == FAIL and gate.relative and change.under_floor:
         outcome, reason = CANNOT_TELL, "the change is under the noise floor of the machine"
     if outcome == CANNOT_TELL and detectable is not None:

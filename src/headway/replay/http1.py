@@ -58,9 +58,7 @@ class Connection(asyncio.Protocol):
         self._rest = b""
         self._in_body = False
         self._reuse = True
-        self._left: int | None = (
-            None  # bytes of the body or chunk still to come; None: until the connection closes
-        )
+        self._left: int | None = None  # bytes of the body or chunk still to come; None: until the connection closes
         self._chunk: str | None = None  # None: not chunked, else what comes next: size, data, end, trailer
 
     @property

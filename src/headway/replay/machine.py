@@ -62,8 +62,6 @@ def command() -> list[str]:
 def _cpu_name() -> str | None:
     try:
         with open("/proc/cpuinfo") as file:
-            return next(
-                (line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), None
-            )
+            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), None)
     except OSError:
         return platform.processor() or None

@@ -126,7 +126,5 @@ def values(metric: Metric, frame: pl.DataFrame) -> Floats:
         return result
     if metric.kind == "share":
         return frame.select(SHARES[metric.column][0].cast(pl.Float64)).to_series().to_numpy()
-    each = frame.select(
-        (RATES[metric.column][0] * pl.col("attained").fill_null(False)).cast(pl.Float64).alias("x")
-    )
+    each = frame.select((RATES[metric.column][0] * pl.col("attained").fill_null(False)).cast(pl.Float64).alias("x"))
     return each["x"].to_numpy()

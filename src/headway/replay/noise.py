@@ -60,17 +60,13 @@ def _factor(repeats: int, confidence: float, base: int, other: int) -> float:
     return student_t(0.5 + confidence / 2.0, repeats - 1) * math.sqrt(1.0 / base + 1.0 / other)
 
 
-def measure(
-    arm: Arm, *, names: Sequence[str] = metrics.DEFAULT, confidence: float = CONFIDENCE
-) -> NoiseFloor:
+def measure(arm: Arm, *, names: Sequence[str] = metrics.DEFAULT, confidence: float = CONFIDENCE) -> NoiseFloor:
     """Return the noise floor from at least three repeats of one configuration.
 
     Raises `InputError` for fewer, and for runs of different traces, selections, server settings or classes.
     """
     if len(arm.runs) < 3:
-        raise InputError(
-            f"--aa: {len(arm.runs)} run(s): expected at least 3 repeats of the same configuration"
-        )
+        raise InputError(f"--aa: {len(arm.runs)} run(s): expected at least 3 repeats of the same configuration")
     first = arm.runs[0]
     for run in arm.runs[1:]:
         for what, read in (
@@ -138,16 +134,12 @@ def read(path: Path) -> NoiseFloor:
     try:
         body = json.loads(Path(path).read_text())
     except OSError as error:
-        raise InputError(
-            f"{path}: {error.strerror}: expected a file written by headway compare --aa"
-        ) from None
+        raise InputError(f"{path}: {error.strerror}: expected a file written by headway compare --aa") from None
     except ValueError as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     found = body.pop("headway_noise_floor", None) if isinstance(body, dict) else None
     if found != FORMAT:
-        raise InputError.at(
-            path, None, "headway_noise_floor", found, f"{FORMAT} (written by headway compare --aa)"
-        )
+        raise InputError.at(path, None, "headway_noise_floor", found, f"{FORMAT} (written by headway compare --aa)")
     try:
         floors = tuple(Floor(**{**each, "values": tuple(each["values"])}) for each in body.pop("floors"))
         return NoiseFloor(**{**body, "runs": tuple(body["runs"])}, floors=floors)

@@ -27,9 +27,7 @@ from headway.replay.alarm import Alarm
 _MAX_TOKENS = re.compile(rb'"max_tokens"\s*:\s*(\d+)')
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"\r\nx-request-id:\s*([^\r]+)", re.IGNORECASE)
-_HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
-)
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 MODEL = "null"
 
 
@@ -101,9 +99,7 @@ class NullServer:
     def _begin(self, answer: _Answer, now: float) -> None:
         self._busy += 1
         answer.started = now
-        answer.connection.write(
-            _HEAD + b"".join(_chunk(_event(b"")) for _ in range(self.script.prefix_chunks))
-        )
+        answer.connection.write(_HEAD + b"".join(_chunk(_event(b"")) for _ in range(self.script.prefix_chunks)))
         self._push(now + self.script.ttft_s, answer)
 
     def _push(self, due: float, answer: _Answer) -> None:
@@ -209,10 +205,7 @@ class _Connection(asyncio.Protocol):
             self.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             return
         raw = body.encode()
-        self.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(raw)
-            + raw
-        )
+        self.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
 
 
 def _event(text: bytes | None, usage: int | None = None, *, finish: bool = False) -> bytes:
@@ -220,11 +213,7 @@ def _event(text: bytes | None, usage: int | None = None, *, finish: bool = False
     if text is not None:
         reason = b'"length"' if finish else b"null"
         choices = b'[{"index":0,"text":"%s","logprobs":null,"finish_reason":%s}]' % (text, reason)
-    told = (
-        b'{"prompt_tokens":1,"total_tokens":%d,"completion_tokens":%d}' % (usage + 1, usage)
-        if usage
-        else b"null"
-    )
+    told = b'{"prompt_tokens":1,"total_tokens":%d,"completion_tokens":%d}' % (usage + 1, usage) if usage else b"null"
     return (
         b'data: {"id":"cmpl-0","object":"text_completion","created":0,"model":"null","choices":%s,"usage":%s}\n\n'
         % (choices, told)
@@ -249,9 +238,7 @@ async def _main(script: Script, port: int) -> None:
     loop = asyncio.get_running_loop()
     # Ends with the process that started it, whose end of the pipe closes then.
     gone = loop.create_future()
-    loop.add_reader(
-        sys.stdin.fileno(), lambda: sys.stdin.buffer.read1(1) or gone.done() or gone.set_result(None)
-    )
+    loop.add_reader(sys.stdin.fileno(), lambda: sys.stdin.buffer.read1(1) or gone.done() or gone.set_result(None))
     async with server:
         await gone
 

@@ -71,9 +71,7 @@ class Vocabulary:
 class Prompts:
     """The prompts of a trace table; `ids(row)` is a pure function of (table, vocabulary, seed, row)."""
 
-    def __init__(
-        self, frame: pl.DataFrame, *, vocabulary: Vocabulary, seed: int, block_size: int | None
-    ) -> None:
+    def __init__(self, frame: pl.DataFrame, *, vocabulary: Vocabulary, seed: int, block_size: int | None) -> None:
         self._lengths = frame["input_tokens"].to_list()
         hashed = block_size is not None and frame["hash_ids"].null_count() < frame.height
         self._hash_ids = frame["hash_ids"] if hashed else None

@@ -94,10 +94,7 @@ def _level(comparisons: Sequence[Comparison], number: int) -> list[str]:
     levels = [comparison.levels[number] for comparison in comparisons]
     parts = [f"<h2>{escape(levels[0].level.label)}</h2>"]
     arms = [(comparisons[0].base.name, levels[0].level.base)]
-    arms += [
-        (comparison.other.name, level.level.other)
-        for comparison, level in zip(comparisons, levels, strict=True)
-    ]
+    arms += [(comparison.other.name, level.level.other) for comparison, level in zip(comparisons, levels, strict=True)]
     swatches = "".join(
         f'<span><i style="--c:var(--arm{colour % 6})"></i>{escape(name)}</span>'
         for colour, (name, _) in enumerate(arms)
@@ -110,10 +107,7 @@ def _level(comparisons: Sequence[Comparison], number: int) -> list[str]:
         _cdf(arms, "ttft", "TTFT", of_all=True), _cdf(arms, "tpot", "TPOT", of_all=False),
         _timeline(arms, waiting=False), _timeline(arms, waiting=True), _against_length(arms),
     ]  # fmt: skip
-    parts += [
-        f"<figure>{svg}<figcaption>{escape(words)}</figcaption></figure>"
-        for svg, words in filter(None, drawn)
-    ]
+    parts += [f"<figure>{svg}<figcaption>{escape(words)}</figcaption></figure>" for svg, words in filter(None, drawn)]
     parts.append("</div>")
     for comparison, level in zip(comparisons, levels, strict=True):
         parts += [
@@ -126,9 +120,7 @@ def _level(comparisons: Sequence[Comparison], number: int) -> list[str]:
 
 def _table(level: LevelResult) -> str:
     words = {0, 1, 7}
-    head = "".join(
-        f"<th{' class=words' if i in words else ''}>{name}</th>" for i, name in enumerate(verdicts.HEADER)
-    )
+    head = "".join(f"<th{' class=words' if i in words else ''}>{name}</th>" for i, name in enumerate(verdicts.HEADER))
     rows = []
     for change in level.changes:
         cells = verdicts.row(change)
@@ -152,10 +144,7 @@ _Arms = Sequence[tuple[str, Sequence[pl.DataFrame]]]
 def _cdf(arms: _Arms, metric: str, name: str, *, of_all: bool) -> tuple[str, str] | None:
     column = f"{metric}_s"
     served = [
-        pl.concat([frame.filter(pl.col("status") == "ok") for frame in frames])[column]
-        .drop_nulls()
-        .sort()
-        .to_numpy()
+        pl.concat([frame.filter(pl.col("status") == "ok") for frame in frames])[column].drop_nulls().sort().to_numpy()
         for _, frames in arms
     ]
     x = log_axis(f"{name} (log scale)", np.concatenate(served))
@@ -169,9 +158,7 @@ def _cdf(arms: _Arms, metric: str, name: str, *, of_all: bool) -> tuple[str, str
         # Even steps of the body, and every one of the slowest requests: the tail is what matters.
         n = len(values)
         keep = np.union1d(np.linspace(0, n - 1, _CURVE).astype(int), np.arange(max(0, n - _CURVE // 2), n))
-        marks = ", ".join(
-            f"P{q * 100:g} {verdicts.number(percentile(values, q), 's')}" for q in (0.5, 0.9, 0.99)
-        )
+        marks = ", ".join(f"P{q * 100:g} {verdicts.number(percentile(values, q), 's')}" for q in (0.5, 0.9, 0.99))
         series.append(
             Series(
                 x=np.concatenate([values[keep], [x.high]]),
@@ -184,9 +171,7 @@ def _cdf(arms: _Arms, metric: str, name: str, *, of_all: bool) -> tuple[str, str
     share = "offered requests" if of_all else "requests"
     y = Axis(label=f"share of {share}", unit="share", low=0.0, high=1.0)
     words = f"Share of {share} with a {name} of at most x"
-    words += (
-        "; a curve that ends below 100 % did not serve the rest." if of_all else ", of those that have one."
-    )
+    words += "; a curve that ends below 100 % did not serve the rest." if of_all else ", of those that have one."
     return chart(f"{name}, cumulative", x, y, series, guides=_targets(arms, metric)), words
 
 
@@ -245,11 +230,7 @@ def _timeline(arms: _Arms, *, waiting: bool) -> tuple[str, str] | None:
     y = Axis(label="requests", low=0.0, high=most * 1.05)
     if waiting:
         title = "Queue" if told else "Waiting for the first token"
-        what = (
-            "in the server's queue"
-            if told
-            else "sent and without a token (the server does not tell its queue)"
-        )
+        what = "in the server's queue" if told else "sent and without a token (the server does not tell its queue)"
     else:
         title, what = "In flight", "sent and not ended"
     words = f"Requests {what}; first run of each arm, mean over {_BINS} bins."

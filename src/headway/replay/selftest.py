@@ -150,9 +150,7 @@ def self_test() -> Report:
         folder = Path(scratch)
         run, log = measure(_ACCURACY, regular_trace(n=600, rate=100.0, output_tokens=31), folder / "accuracy")
         to_script, to_writes = errors(run, log, _ACCURACY)
-        schedule, _ = measure(
-            _SCHEDULE, regular_trace(n=4000, rate=1000.0, output_tokens=1), folder / "schedule"
-        )
+        schedule, _ = measure(_SCHEDULE, regular_trace(n=4000, rate=1000.0, output_tokens=1), folder / "schedule")
         omission = regular_trace(n=_OMISSION_N, rate=_OMISSION_RATE, output_tokens=_OMISSION_TOKENS)
         targets = {DEFAULT_CLASS: Targets(ttft_s=_OMISSION_TARGET_S)}
         capped, _ = measure(_OMISSION, omission, folder / "omission", targets=targets, max_in_flight=4)
@@ -186,9 +184,7 @@ def measure(script: Script, trace: Trace, folder: Path, **options: object) -> tu
             lines = [json.loads(line) for line in answer.read().splitlines()]
     prefix = run.meta["run_id"] + "-"
     return run, {
-        int(line["request_id"].removeprefix(prefix)): line
-        for line in lines
-        if line["request_id"].startswith(prefix)
+        int(line["request_id"].removeprefix(prefix)): line for line in lines if line["request_id"].startswith(prefix)
     }
 
 
@@ -227,8 +223,7 @@ def errors(run: Run, log: dict[int, dict], script: Script) -> tuple[dict[str, Er
             seen[name][0].append(np.atleast_1d(measured - scripted))
             seen[name][1].append(np.atleast_1d(measured - real))
     to_script, to_writes = (
-        {name: Errors.of(np.concatenate(parts[i])) for name, parts in seen.items() if parts[i]}
-        for i in (0, 1)
+        {name: Errors.of(np.concatenate(parts[i])) for name, parts in seen.items() if parts[i]} for i in (0, 1)
     )
     return to_script, to_writes
 
@@ -243,9 +238,7 @@ def regular_trace(*, n: int, rate: float, output_tokens: int, input_tokens: int 
         },
         schema_overrides=SCHEMA,
     )
-    missing = [
-        pl.lit(None, dtype=dtype).alias(name) for name, dtype in SCHEMA.items() if name not in frame.columns
-    ]
+    missing = [pl.lit(None, dtype=dtype).alias(name) for name, dtype in SCHEMA.items() if name not in frame.columns]
     return Trace(
         frame=frame.with_columns(missing).select(list(SCHEMA)),
         format="regular",
@@ -255,9 +248,7 @@ def regular_trace(*, n: int, rate: float, output_tokens: int, input_tokens: int 
     )
 
 
-def expected_attained(
-    *, n: int, rate: float, slots: int, ttft_s: float, service_s: float, target_s: float
-) -> int:
+def expected_attained(*, n: int, rate: float, slots: int, ttft_s: float, service_s: float, target_s: float) -> int:
     """Return how many of `n` regular arrivals on `slots` equal servers get their first token within the target."""
     free = [0.0] * slots
     attained = 0
@@ -271,9 +262,7 @@ def expected_attained(
 
 def most_open(frame: pl.DataFrame) -> int:
     """Return the largest number of requests open at the same time."""
-    moments = [(at, 1) for at in frame["sent_s"].drop_nulls()] + [
-        (at, -1) for at in frame["end_s"].drop_nulls()
-    ]
+    moments = [(at, 1) for at in frame["sent_s"].drop_nulls()] + [(at, -1) for at in frame["end_s"].drop_nulls()]
     count = most = 0
     for _, step in sorted(moments):
         count += step

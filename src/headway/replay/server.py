@@ -87,11 +87,7 @@ def _facts(url: str, model: str | None, models: object) -> ServerFacts:
 async def _negotiate(session: aiohttp.ClientSession, facts: ServerFacts, endpoint: str) -> None:
     facts.extras = list(EXTRAS)
     path = "/v1/completions" if endpoint == "completions" else "/v1/chat/completions"
-    prompt = (
-        {"prompt": [1000] * 8}
-        if endpoint == "completions"
-        else {"messages": [{"role": "user", "content": "Hi"}]}
-    )
+    prompt = {"prompt": [1000] * 8} if endpoint == "completions" else {"messages": [{"role": "user", "content": "Hi"}]}
     while True:
         body = {
             "model": facts.model,
@@ -107,9 +103,7 @@ async def _negotiate(session: aiohttp.ClientSession, facts: ServerFacts, endpoin
             raise EngineError(f"{facts.url}{path}: HTTP {response.status}: the server has no such endpoint")
         if response.status not in (400, 422) or not facts.extras:
             if response.status >= 400 and response.status not in (429, 503):
-                raise EngineError(
-                    f"{facts.url}{path}: HTTP {response.status} to a tiny request: {answer[:300]}"
-                )
+                raise EngineError(f"{facts.url}{path}: HTTP {response.status} to a tiny request: {answer[:300]}")
             return
         dropped = next((name for name in facts.extras if name in answer), facts.extras[0])
         facts.extras.remove(dropped)

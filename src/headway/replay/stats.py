@@ -139,9 +139,7 @@ def attainment_estimate(attained: int, offered: int, confidence: float = CONFIDE
     if not offered:
         return Estimate(value=None, low=None, high=None, n=0, method=method, confidence=confidence)
     low, high = wilson(attained, offered, confidence)
-    return Estimate(
-        value=attained / offered, low=low, high=high, n=offered, method=method, confidence=confidence
-    )
+    return Estimate(value=attained / offered, low=low, high=high, n=offered, method=method, confidence=confidence)
 
 
 def span_s(frame: pl.DataFrame) -> float:
@@ -165,9 +163,7 @@ def goodput_estimate(
     """
     span = span_s(frame)
     if not span > 0:
-        return Estimate(
-            value=None, low=None, high=None, n=frame.height, method="no span", confidence=confidence
-        )
+        return Estimate(value=None, low=None, high=None, n=frame.height, method="no span", confidence=confidence)
     attained = frame.sort("scheduled_s", "index")["attained"].fill_null(False).to_numpy().astype(float)
     n = len(attained)
     length = block_length(attained)

@@ -91,9 +91,7 @@ def load(path: Path) -> Run:
     except pl.exceptions.PolarsError as error:
         raise InputError(f"{path}: the table of requests can't be read: {error}") from error
     # A run of an older version may lack columns added since.
-    missing = [
-        pl.lit(None, dtype=dtype).alias(name) for name, dtype in SCHEMA.items() if name not in frame.columns
-    ]
+    missing = [pl.lit(None, dtype=dtype).alias(name) for name, dtype in SCHEMA.items() if name not in frame.columns]
     return Run(path=path, meta=meta, frame=frame.with_columns(missing).select(list(SCHEMA)))
 
 

@@ -80,8 +80,7 @@ def _part(frame: pl.DataFrame, span_s: float) -> dict:
         "service_ttft": _points(ok["service_ttft_s"].drop_nulls().to_numpy()),
         "ttft_all": _points(ttft_all),
         "targets_s": {
-            key: frame[f"{key}_target_s"].drop_nulls().unique().sort().to_list()
-            for key in ("ttft", "tpot", "tbt")
+            key: frame[f"{key}_target_s"].drop_nulls().unique().sort().to_list() for key in ("ttft", "tpot", "tbt")
         },
         "reasons": dict(
             frame.filter(pl.col("reason").is_not_null())["reason"].value_counts().sort("reason").iter_rows()
@@ -123,9 +122,7 @@ def table(run: Run) -> Table:
     parts = dict(summary["classes"])
     if len(parts) != 1:
         parts["all"] = summary["total"]
-    view = Table(
-        title=run.meta.get("label") or run.path.name, caption=caption(run, summary), caption_justify="left"
-    )
+    view = Table(title=run.meta.get("label") or run.path.name, caption=caption(run, summary), caption_justify="left")
     view.add_column("")
     for name in parts:
         view.add_column(name, justify="right")
@@ -170,13 +167,9 @@ def caption(run: Run, summary: dict) -> str:
     if meta.get("load", {}).get("loop") == "closed":
         lines.append("Closed loop: a slow server slows its own load down, so overload does not show in full.")
     if meta.get("buffered_responses"):
-        lines.append(
-            f"{meta['buffered_responses']} answers came in one piece: their TPOT and TBT say nothing."
-        )
+        lines.append(f"{meta['buffered_responses']} answers came in one piece: their TPOT and TBT say nothing.")
     if estimated := sum(meta.get("tokens_counted_by", {}).get(how, 0) for how in ("bytes", "tokenizer")):
-        lines.append(
-            f"{estimated} answers told only their total: tokens were shared out over chunks by text length."
-        )
+        lines.append(f"{estimated} answers told only their total: tokens were shared out over chunks by text length.")
     delta = meta.get("prompt_tokens_minus_asked", {})
     if delta.get("min") or delta.get("max"):
         lines.append(

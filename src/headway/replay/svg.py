@@ -83,9 +83,7 @@ def log_axis(label: str, values: Floats, unit: Literal["", "s"] = "s") -> Axis |
     return Axis(label=label, scale="log", unit=unit, low=low / 1.05, high=high * 1.05)
 
 
-def chart(
-    title: str, x: Axis, y: Axis, series: Sequence[Series], *, guides: Sequence[tuple[float, str]] = ()
-) -> str:
+def chart(title: str, x: Axis, y: Axis, series: Sequence[Series], *, guides: Sequence[tuple[float, str]] = ()) -> str:
     """Return one SVG element. `guides` are named vertical lines, such as a target."""
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}">',
@@ -112,15 +110,11 @@ def _frame(x: Axis, y: Axis) -> list[str]:
     for tick in y.ticks():
         at = float(_down(float(y.place(np.array([tick]))[0])))
         parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(
-            f'<text class="tick" x="{left - 6}" y="{at + 3.5:.1f}" text-anchor="end">{y.name(tick)}</text>'
-        )
+        parts.append(f'<text class="tick" x="{left - 6}" y="{at + 3.5:.1f}" text-anchor="end">{y.name(tick)}</text>')
     for tick in x.ticks():
         at = float(_across(float(x.place(np.array([tick]))[0])))
         parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{top}" y2="{bottom}"/>')
-        parts.append(
-            f'<text class="tick" x="{at:.1f}" y="{bottom + 16}" text-anchor="middle">{x.name(tick)}</text>'
-        )
+        parts.append(f'<text class="tick" x="{at:.1f}" y="{bottom + 16}" text-anchor="middle">{x.name(tick)}</text>')
     middle = (top + bottom) / 2
     parts += [
         f'<rect class="frame" x="{left}" y="{top}" width="{right - left}" height="{bottom - top}"/>',
@@ -153,9 +147,7 @@ def _curve(x: Axis, y: Axis, series: Series) -> str:
         return f'<path class="dots" style="{colour}" d="{dots}">{about}</path>'
     points = [f"{a:.1f} {b:.1f}" for a, b in zip(across, down, strict=True)]
     if series.kind == "step":
-        path = f"M{points[0]}" + "".join(
-            f"H{a:.1f}V{b:.1f}" for a, b in zip(across[1:], down[1:], strict=True)
-        )
+        path = f"M{points[0]}" + "".join(f"H{a:.1f}V{b:.1f}" for a, b in zip(across[1:], down[1:], strict=True))
     else:
         path = "M" + "L".join(points)
     dashed = " dashed" if series.dashed else ""

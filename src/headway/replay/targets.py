@@ -73,9 +73,7 @@ def parse_slo(values: Iterable[str]) -> dict[str, Targets]:
         for part in rest.split(","):
             key, equals, raw = (piece.strip() for piece in part.partition("="))
             if not equals or key not in _KEYS:
-                raise InputError(
-                    f"--slo {text!r}: {part!r}: expected KEY=SECONDS with KEY one of {', '.join(_KEYS)}"
-                )
+                raise InputError(f"--slo {text!r}: {part!r}: expected KEY=SECONDS with KEY one of {', '.join(_KEYS)}")
             if _KEYS[key] in targets:
                 raise InputError(f"--slo {text!r}: {key} is given twice")
             targets[_KEYS[key]] = _seconds(text, key, raw)

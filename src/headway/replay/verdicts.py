@@ -49,9 +49,7 @@ def row(change: Change) -> list[str]:
     if change.too_small:
         verdict += f" ({change.too_small})"
     elif change.under_floor:
-        verdict += (
-            " (under the noise floor)" if math.isfinite(change.floor or 0) else " (no noise floor known)"
-        )
+        verdict += " (under the noise floor)" if math.isfinite(change.floor or 0) else " (no noise floor known)"
     interval = "-"
     if bounds is not None:
         interval = f"{signed(bounds[0], change)} to {signed(bounds[1], change)}"
@@ -133,9 +131,7 @@ def tables(comparison: Comparison) -> list:
     for level in comparison.levels:
         shown, left = _shown(level)
         caption = "\n".join([*left, *level_notes(level), method(comparison)])
-        table = Table(
-            title=headline(comparison, level), caption=caption, caption_justify="left", title_justify="left"
-        )
+        table = Table(title=headline(comparison, level), caption=caption, caption_justify="left", title_justify="left")
         for position, name in enumerate(HEADER):
             table.add_column(name, justify="left" if position in (0, 1, 7) else "right", overflow="fold")
         for change in shown:
