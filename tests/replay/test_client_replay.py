@@ -88,7 +88,7 @@ async def test_slo_headers_can_be_left_out(tmp_path):
         (plain(429, {"error": {"code": "full"}}, retry_after_ms="1500"), "refused", "full", 1.5),
         (plain(429, {"error": {"code": 429, "type": "rate"}}, Retry_After="2"), "refused", "rate", 2.0),
         (plain(503, {}), "refused", "http_503", None),
-        (plain(400, {"error": {"code": "never_fits"}}), "failed", "never_fits", None),
+        (plain(400, {"error": {"code": "never_fits"}}), "refused", "never_fits", None),
         (plain(500, "oops"), "failed", "http_500", None),
         (plain(307, {}, Location="/elsewhere"), "failed", "http_307", None),
         (HEAD + chunk(DONE) + END, "failed", "no_tokens", None),
