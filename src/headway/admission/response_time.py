@@ -10,13 +10,15 @@ A request is accepted iff, with everything accepted before it,
 Finishing times come from the walk of core/walk.py (`method="walk"`) or from the closed form with one constant
 capacity (`method="closed"`), which never accepts more. docs/design.md, section 5.
 
-Foresight. Below saturation whoever fits is served. When the recent demand exceeds what the steps can carry, a long
-prompt that fits now is paid for by several short ones refused a moment later. Then the finishing time is computed
-once more as the response time of a job among more important ones, H / (C - D) (Joseph and Pandya 1986, in fluid
-form): C is the share of time that steps have for prefill, D the share that recently arrived DENSER work (class weight
-per second of prefill) takes. At overload this admits by density, the greedy solution of the knapsack; `weight` of a
-class shifts it and `foresight=0` turns it off. A request that fails only this second bound may wait for its answer up
-to `hesitate` of its TTFT target, in case the load lets up.
+Foresight. A request accepted now must still be in time after those that will be served before it have come. Below
+saturation these are later arrivals with earlier deadlines: the work of shorter targets, as recently seen, that
+arrives before its deadline is added to its backlog. When the recent demand exceeds what the steps can carry, somebody
+has to go: a long prompt that fits now is paid for by several short ones refused a moment later. Then the finishing
+time is the response time of a job among more important ones, H / (C - D) (Joseph and Pandya 1986, in fluid form): C
+is the share of time that steps have for prefill, D the share that DENSER work (class weight per second of prefill)
+takes. That admits by density, the greedy solution of the knapsack; `weight` of a class shifts it, `foresight=0` turns
+it off. A request that only foresight denies may wait for its answer up to `hesitate` of its TTFT target, in case the
+load lets up.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ class ResponseTime:
         strict: promise only what holds for every run in which each step stays under its envelope (`guaranteed`),
             instead of the expected course with independent errors averaging out (`capacity`).
         foresight: share of the recent denser demand that is reserved, 0 (none) to 1 (all).
+        concede: share of what the steps can carry until its deadline that a request may take, with all that is
+            before it, even when denser demand fills them: as much is left for those, and capacity is not left idle.
         hesitate: longest wait for an answer that only foresight denies, as a share of the TTFT target.
         min_chunk: prompt tokens that every step must still be able to carry.
     """
@@ -61,12 +65,13 @@ class ResponseTime:
         method: Literal["walk", "closed"] = "walk",
         strict: bool = False,
         foresight: float = 1.0,
+        concede: float = 0.35,
         hesitate: float = 0.5,
         min_chunk: int = 16,
     ) -> None:
         if method not in ("walk", "closed"):
             raise ValueError(f"method = {method!r}: expected walk or closed")
-        for key, value in (("foresight", foresight), ("hesitate", hesitate)):
+        for key, value in (("foresight", foresight), ("concede", concede), ("hesitate", hesitate)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{key} = {value!r}: expected a share in [0, 1]")
         if min_chunk < 1:
@@ -74,6 +79,7 @@ class ResponseTime:
         self.method = method
         self.strict = strict
         self.foresight = foresight
+        self.concede = concede
         self.hesitate = hesitate
         self.min_chunk = min_chunk
 
@@ -215,19 +221,24 @@ class ResponseTime:
     def _crowds_out(
         self, view: EngineView, request: RequestState, own: float, backlog: float, pace: float, reserved: int
     ) -> bool:
-        """Whether this request would be late if the denser ones that keep arriving were served before it."""
+        """Whether this request would be late once those that are expected to go before it have arrived."""
         if not self.foresight:
             return False
-        cost, factor, demand = view.cost.mean, view.cost.factor, view.demand
+        cost, factor, demand, now = view.cost.mean, view.cost.factor, view.demand, view.now_s
         step = min(pace, view.blocking_s)
         served = len(view.ledger.pending) + len(view.ledger.decoding) + 1
         base = cost.g + cost.b * served + cost.k * reserved
         # With a backlog a step takes one pace on average; a strict promise counts every step at its envelope.
         share = 1.0 - (factor if self.strict else 1.0) * base / step
-        if demand.denser(view.now_s, 0.0) * self.foresight <= share:
-            return False  # on average everybody fits
-        share -= self.foresight * demand.denser(view.now_s, request.slo.weight / max(own, 1e-6))
-        return share <= 0 or view.now_s + view.residual_s + backlog / share > request.due_s
+        density = request.slo.weight / max(own, 1e-6)
+        horizon = request.due_s - now - view.residual_s
+        if self.foresight * demand.denser(now, 0.0) <= share:
+            # On average everybody fits, so only arrivals with earlier deadlines stand in its way.
+            return backlog + self.foresight * demand.ahead_s(now, density, horizon) > share * horizon
+        if backlog <= self.concede * share * horizon:
+            return False
+        # Somebody has to go: everything denser comes first, whatever its deadline.
+        return backlog > (share - self.foresight * demand.denser(now, density)) * horizon
 
 
 def _steps(horizon_s: float, step_s: float) -> int:

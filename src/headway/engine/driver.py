@@ -133,7 +133,7 @@ class Driver:
         if slo.ttft_s is not None:
             self._ttfts[slo.ttft_s] = self._ttfts.get(slo.ttft_s, 0) + 1
         work = self.cost.mean.work_s(state.remaining_tokens, state.computed_tokens)
-        self.demand.add(now_s, work_s=work, weight=slo.weight)
+        self.demand.add(now_s, work_s=work, weight=slo.weight, ttft_s=slo.ttft_s)
         if tag.size > 1:
             for name in [k for k, g in self._groups.items() if not g.waiting and now_s - g.since_s > GROUP_LATE_S]:
                 del self._groups[name]

@@ -110,7 +110,7 @@ class Gate:
                 state.computed_tokens = min(hit, state.prompt_tokens - 1)
             if self._watch_demand:
                 work = self._belief.mean.work_s(state.remaining_tokens, state.computed_tokens)
-                self.demand.add(now, work_s=work, weight=state.slo.weight)
+                self.demand.add(now, work_s=work, weight=state.slo.weight, ttft_s=state.slo.ttft_s)
             self._ledger.arrive(state)
             self.undecided[state.id] = job
         self.inbox.clear()
