@@ -297,3 +297,35 @@ def test_at_overload_foresight_serves_more_requests() -> None:
         outcomes = loop.run(arrivals)
         good.append(sum(o.verdict == "accept" and not o.misses() for o in outcomes))
     assert good[1] > 1.1 * good[0]
+
+
+def test_a_long_target_leaves_room_for_short_ones_to_come() -> None:
+    """Below capacity too: 0.6 s of work a second with a target of 0.5 s comes before a deadline 3 s away.
+
+    The candidate's 1.2 s and the 0.6 * 2.5 s to come do not fit; without those arrivals, or with targets as long as
+    its own, it is accepted.
+    """
+    ledger = busy(count=1, prompt=200)
+    for one in (*ledger.pending, *ledger.decoding.values()):
+        one.due_s += 20.0
+    long = request(9, arrival=20.0, ttft=3.0, tpot=0.1, prompt=1200)
+    test = create("response_time", hesitate=0.0)
+    answers = []
+    for target in (0.5, 3.0):
+        window = DemandWindow()
+        for number in range(200):
+            window.add(0.1 * number, work_s=0.06, ttft_s=target)
+        answers.append(test.decide(view(ledger, COST, now=20.0, demand=window), long))
+    assert isinstance(answers[0], Reject)
+    assert isinstance(answers[1], Accept)
+
+
+def test_at_overload_what_is_modest_is_served() -> None:
+    """Denser demand fills every step, yet a request that needs little of the time it has is no burden."""
+    ledger = busy(count=1, prompt=20)
+    for one in (*ledger.pending, *ledger.decoding.values()):
+        one.due_s += 20.0
+    modest = request(9, arrival=20.0, ttft=3.0, tpot=0.1, prompt=300)
+    seen = view(ledger, COST, now=20.0, demand=demand([0.05, 0.05], every=0.05))
+    assert isinstance(create("response_time", hesitate=0.0).decide(seen, modest), Accept)
+    assert isinstance(create("response_time", hesitate=0.0, concede=0.0).decide(seen, modest), Reject)

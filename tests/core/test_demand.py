@@ -88,3 +88,22 @@ def test_density_is_weight_over_work() -> None:
     assert pytest.approx(window.denser(0.0, 0.5)) == 2.0
     assert pytest.approx(window.denser(0.0, 1.0)) == 1.0
     assert pytest.approx(window.denser(0.0, 10.0)) == 0.0
+
+
+@given(arrivals, st.sampled_from([0.0, 50.0, 200.0]), st.sampled_from([0.5, 2.0, 8.0]))
+def test_work_ahead_agrees_with_a_plain_sum(
+    rows: list[tuple[float, float, float]], density: float, horizon: float
+) -> None:
+    """Denser work of target t counts for the horizon less t; targets beyond it, and no target at all, never count."""
+    window = DemandWindow(window_s=1e9, min_span_s=2.0)
+    now, start, total = 100.0, None, 0.0
+    for number, (gap, work, weight) in enumerate(rows):
+        now += gap
+        start = now if start is None else start
+        ttft = (0.25, 1.0, 4.0, None)[number % 4]
+        window.add(now, work_s=work, weight=weight, ttft_s=ttft)
+        work = max(work, 1e-6)
+        if ttft is not None and weight / work > density:
+            total += work * max(horizon - ttft, 0.0)
+    span = max(now - start, 2.0) if start is not None else 1.0
+    assert window.ahead_s(now, density, horizon) == pytest.approx(total / span)
