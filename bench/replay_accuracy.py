@@ -8,7 +8,8 @@ Against the null server in a process of its own, on loopback, nothing else runni
   included, against servebench 1.1.3: the figure recorded on another day (2.5 s), or with `--peers` measured now, in the
   same way, on the same null server (installs servebench into a throwaway environment; needs a package index).
 
-Accuracy and schedule are repeated; each figure is the median over the repeats of that run's value. RESULT keys:
+Accuracy and schedule are repeated; each figure is the median over the repeats of that run's value, kept with every try
+in bench/results. RESULT keys:
 
     max_error_ms            largest error of any TTFT, TPOT, TBT or E2E against what the server really wrote
     p99_error_script_ms     P99 of the worst of the four against the script (includes the server waking late)
@@ -29,6 +30,7 @@ import tempfile
 import venv
 from pathlib import Path
 
+from _report import finish
 from headway.replay.nullserver import Script
 from headway.replay.selftest import errors, measure, most_open, null_server, regular_trace
 from headway.trace import write
@@ -74,24 +76,27 @@ def main() -> None:
         how = "measured now" if told.peers else "recorded on another day, not measured now; see --peers"
         print(f"CPU: servebench {SERVEBENCH} {peer_s:.2f} s ({how})")
     median = lambda values: round(statistics.median(values), 3)  # noqa: E731
-    print(
-        "RESULT "
-        + json.dumps(
-            {
-                "max_error_ms": median(own),
-                "p99_error_script_ms": median(script_p99),
-                "max_error_script_ms": median(script_max),
-                "lateness_p99_ms": median(lateness),
-                "cpu_vs_best_peer": round(headway_s / peer_s, 3),
-                "cpu_s": round(headway_s, 3),
-                "cpu_replaying_s": round(loop_s, 3),
-                "peer_cpu_s": round(peer_s, 3),
-                "peer_measured": told.peers,
-                "repeats": told.repeats,
-                "load_average_1min": round(os.getloadavg()[0], 2),
-            }
-        )
-    )
+    result = {
+        "max_error_ms": median(own),
+        "p99_error_script_ms": median(script_p99),
+        "max_error_script_ms": median(script_max),
+        "lateness_p99_ms": median(lateness),
+        "cpu_vs_best_peer": round(headway_s / peer_s, 3),
+        "cpu_s": round(headway_s, 3),
+        "cpu_replaying_s": round(loop_s, 3),
+        "peer_cpu_s": round(peer_s, 3),
+        "peer_measured": told.peers,
+        "repeats": told.repeats,
+        "load_average_1min": round(os.getloadavg()[0], 2),
+    }
+    tries = {
+        "max_error_ms": own,
+        "p99_error_script_ms": script_p99,
+        "max_error_script_ms": script_max,
+        "lateness_p99_ms": lateness,
+    }
+    n = {"accuracy": 600, "schedule": 10_000, "cpu": _REQUESTS}
+    finish("replay_accuracy", result, {"n": n, "peer": f"servebench {SERVEBENCH}", "tries": tries}, quick=False)
 
 
 def headway_cpu(folder: Path) -> tuple[float, float]:
