@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.errors import InputError
-from headway.replay.targets import Targets
+from headway.replay.targets import DEFAULT_CLASS, Targets
 from headway.trace import Trace, read, select
 from headway.trace.synthetic import demo_trace
 
@@ -71,4 +71,10 @@ def from_file(
         output_scale=output_scale,
         classes=[(names[0], None)] if len(names) == 1 else None,
     )
+    found = {name or DEFAULT_CLASS for name in trace.frame["slo_class"].unique().to_list()}
+    if unknown := sorted(found - set(targets)):
+        raise InputError(
+            f"{path}: requests of class {', '.join(unknown)}: expected targets for every class (--slo), or one --slo "
+            f"for all; targets are given for {', '.join(names)}"
+        )
     return Workload(kind="trace", source=trace, targets=targets, weights={})
