@@ -37,6 +37,8 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=40.0, help="seconds of arrivals a run")
     parser.add_argument("--sweep-duration", type=float, default=30.0, help="seconds of arrivals a sweep run")
     parser.add_argument("--kinds", default="single,mixed")
+    parser.add_argument("--sweep-from", type=Path, default=None, help="attainment.json of an earlier sweep")
+    parser.add_argument("--high-duration", type=float, default=0.0, help="seconds of arrivals at 2x, 0: as --duration")
     args = parser.parse_args()
     kinds = ["mixed"] if args.quick else args.kinds.split(",")
     seeds = range(1, 2 if args.quick else args.seeds + 1)
@@ -62,6 +64,9 @@ def main() -> None:
         log["capacity_req_s"] = capacity
         if args.quick:
             best = {(kind, load): tuned(96, 600) for kind in kinds for load in loads}
+        elif args.sweep_from is not None:
+            log["sweep"] = json.loads(args.sweep_from.read_text(encoding="utf-8"))["sweep"]
+            best = {(kind, load): best_point(log["sweep"], kind, load) for kind in kinds for load in loads}
         else:
             best = sweep(arena, kinds, capacity, loads, args.sweep_duration, say, log["sweep"])
             keep()
@@ -73,6 +78,7 @@ def main() -> None:
             arena.start(ours)
             cells: list[Cell] = []
             for load in loads:
+                high = args.high_duration and load > loads[0]
                 cells += duel(
                     arena,
                     [base, best[kind, load], ours],
@@ -80,7 +86,7 @@ def main() -> None:
                     capacity=capacity[kind],
                     loads=[load],
                     seeds=seeds,
-                    duration_s=duration,
+                    duration_s=args.high_duration if high else duration,
                     on_run=lambda cell, kind=kind: say(f"{kind} {line(cell)}"),
                 )
                 log["kinds"][kind] = [record(cell) for cell in cells]
@@ -153,6 +159,14 @@ def sweep(
         for kind in kinds
         for load in loads
     }
+
+
+def best_point(found: dict[str, float], kind: str, load: float) -> System:
+    """Return the best point that a sweep found for a kind at a load."""
+    prefix = f"{kind} {load:g}x tuned-"
+    name = max((key for key in found if key.startswith(prefix)), key=lambda key: found[key])
+    budget, queued = (int(word) for word in name.removeprefix(prefix).split("-"))
+    return tuned(budget, queued)
 
 
 def score(kind: str, cells: list[Cell], base: System, best: Any, ours: System, loads: Any) -> dict[str, float]:
