@@ -12,6 +12,7 @@ import itertools
 import json
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 from _report import arguments, finish, folder
