@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=40.0, help="seconds of arrivals a run")
     parser.add_argument("--sweep-duration", type=float, default=30.0, help="seconds of arrivals a sweep run")
     parser.add_argument("--kinds", default="single,mixed")
+    parser.add_argument("--capacity", default="", help="requests/s by kind, as found before: single=2.5,mixed=2.2")
     parser.add_argument("--sweep-from", type=Path, default=None, help="attainment.json of an earlier sweep")
     parser.add_argument("--high-duration", type=float, default=0.0, help="seconds of arrivals at 2x, 0: as --duration")
     args = parser.parse_args()
@@ -47,6 +48,7 @@ def main() -> None:
     duration = 25.0 if args.quick else args.duration
     out = folder("attainment", args.out)
     started = time.monotonic()
+    known = dict(pair.split("=") for pair in args.capacity.split(",") if pair)
     log: dict[str, Any] = {"sweep": {}, "kinds": {}, "capacity_req_s": {}, "seeds": list(seeds), "duration_s": duration}
 
     def say(line: str) -> None:
@@ -60,7 +62,8 @@ def main() -> None:
         arena.start(base)
         capacity = {}
         for kind in kinds:
-            capacity[kind], _ = measure(arena, base, WORKLOADS[kind], n=60 if args.quick else 120)
+            n = 60 if args.quick else 120
+            capacity[kind] = float(known.get(kind, 0)) or measure(arena, base, WORKLOADS[kind], n=n)[0]
             say(f"capacity on {kind}: {capacity[kind]:.2f} requests/s")
         log["capacity_req_s"] = capacity
         if args.quick:

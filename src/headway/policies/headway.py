@@ -29,20 +29,19 @@ class Headway:
         window: how many pending prefills, in deadline order, a step weighs against each other; later ones only fill
             what these leave.
         jump: let shorter prompts go ahead where no deadline is lost.
+        jump_margin: a jump may cost at most 1 / jump_margin of the least slack that it passes by.
     """
 
     name = "headway"
 
-    def __init__(self, *, min_chunk: int = 16, window: int = 48, jump: bool = True) -> None:
-        for key, value in (("min_chunk", min_chunk), ("window", window)):
-            if value < 1:
-                raise ValueError(f"{key} = {value!r}: expected at least 1")
-        for key, value in (("min_chunk", min_chunk), ("window", window)):
+    def __init__(self, *, min_chunk: int = 16, window: int = 48, jump: bool = True, jump_margin: float = 4.0) -> None:
+        for key, value in (("min_chunk", min_chunk), ("window", window), ("jump_margin", jump_margin)):
             if value < 1:
                 raise ValueError(f"{key} = {value!r}: expected at least 1")
         self.min_chunk = min_chunk
         self.window = window
         self.jump = jump
+        self.jump_margin = jump_margin
 
     def plan(self, view: EngineView) -> StepPlan:
         """Return the plan of the next step."""
@@ -127,6 +126,7 @@ class Headway:
         lost: list[tuple[float, RequestState]] = []
         done = 0.0
         least = math.inf  # least slack of the savable prefills so far
+        margin = self.jump_margin
         best: tuple[float, int] | None = None  # (work, place) of the shortest that may go first
         for request in head:
             computed, spare = request.computed_tokens, request.due_s - start
@@ -134,7 +134,7 @@ class Headway:
             if spare < work and request.has_target:
                 lost.append((work, request))
                 continue
-            if work * stretch <= least and (best is None or work < best[0]):
+            if margin * work * stretch <= least and (best is None or work < best[0]):
                 best = (work, len(savable))
             done += work
             if spare - done * stretch < least:
