@@ -324,7 +324,7 @@ class VllmBench(Tool):
 
     name = "vllm bench serve"
     itl_is = "gaps between chunks, pooled"
-    slip_is = "`client_queue_time` of each request, kept in the file when capped"
+    slip_is = "`queue_times` in its file, printed only when asked for"
     in_words = (
         "TTFT and goodput count from the send, after its own cap, making the connection included; it prints no "
         "attainment: here goodput / request throughput, so failed requests are in neither; linear interpolation."
