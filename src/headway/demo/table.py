@@ -20,7 +20,7 @@ def table(cells: Sequence[Cell], systems: Sequence[System], capacity: float) -> 
         title=f"Capacity of stock vLLM with defaults on this trace: {capacity:.2f} requests/s",
         caption=(
             f"n = requests offered a run; {len(seeds)} seed(s), medians"
-            + (" and [least, greatest]" if len(seeds) > 1 else "")
+            + (" and \\[least, greatest]" if len(seeds) > 1 else "")
             + ". attained = share of ALL offered requests that met every target; refused, failed and cut-off ones did "
             "not. missed = share of the accepted that broke a target. TTFT from the scheduled arrival; P50/P99 by "
             f"nearest rank over requests served. {flags}"
