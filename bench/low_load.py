@@ -43,12 +43,13 @@ def main() -> None:
     result: dict[str, Any] = {}
     with Arena(out, model=args.model, say=say) as arena:
         budget, queued = (int(word) for word in args.tuned.split(","))
-        base, hand, nothing = stock(), tuned(budget, queued), no_op()
-        arena.start(base, hand, *([] if args.quick else [nothing]))
+        base, hand = stock(), tuned(budget, queued)
+        arena.start(base, hand)
         for kind in kinds:
             workload = WORKLOADS[kind]
             ours = headway(workload.targets, workload.weights)
-            arena.start(ours)
+            nothing = no_op(workload.targets)
+            arena.start(ours, *([] if args.quick else [nothing]))
             capacity = float(known.get(kind, 0)) or measure(arena, base, workload, n=60 if args.quick else 120)[0]
             say(f"capacity on {kind}: {capacity:.2f} requests/s")
             cells = duel(
@@ -61,7 +62,7 @@ def main() -> None:
                 duration_s=25.0 if args.quick else args.duration,
                 on_run=lambda cell, kind=kind: say(f"{kind} {line(cell)}"),
             )
-            arena.stop(ours)
+            arena.stop(ours, *([] if args.quick else [nothing]))
             log["kinds"][kind] = [record(cell) for cell in cells]
             (out / "low_load.json").write_text(json.dumps(log, indent=1), encoding="utf-8")
             scores = score(cells, base.name, hand.name, ours.name, nothing.name)

@@ -61,7 +61,7 @@ def refused(index: int) -> dict:
 
 def test_every_run_comes_once_and_the_first_system_changes() -> None:
     """Interleaved: the system changes fastest, and another one starts each time."""
-    systems = [stock(), tuned(64, 300), no_op()]
+    systems = [stock(), tuned(64, 300), no_op(MIXED)]
     runs = list(order(systems, (0.7, 2.0), (1, 2)))
     assert len({(s.name, load, seed) for s, load, seed in runs}) == 12
     assert [s.name for s, _, _ in runs[::3]] == ["stock", "tuned-64-300", "no-op", "stock"]
@@ -77,9 +77,11 @@ def test_the_classes_of_headway_are_a_valid_configuration(tmp_path: Path) -> Non
     assert config.classes["document"].tpot_ms == 150
     assert config.classes["document"].weight == 8
     assert write_config(stock(), tmp_path) is None
-    nothing = write_config(no_op(), tmp_path)
+    nothing = write_config(no_op(MIXED), tmp_path)
     assert nothing is not None
     assert load(nothing).policy == "fcfs"
+    # The client names classes, so a no-op without them would refuse every request for its header.
+    assert set(MIXED) <= set(load(nothing).classes)
 
 
 def test_an_expert_sizes_the_budget_for_the_pace_and_the_queue_for_the_target() -> None:

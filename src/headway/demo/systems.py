@@ -62,10 +62,10 @@ def headway(targets: Mapping[str, Targets], weights: Mapping[str, float] | None 
     return System(name="headway", title="Headway", stock=False, config="\n".join(lines) + "\n")
 
 
-def no_op() -> System:
+def no_op(targets: Mapping[str, Targets]) -> System:
     """Headway plugged in with policy fcfs and admission admit_all: must behave as stock vLLM."""
-    config = 'policy = "fcfs"\nadmission = "admit_all"\n'
-    return System(name="no-op", title="Headway no-op", stock=False, config=config)
+    same = headway(targets, policy="fcfs", admission="admit_all")
+    return System(name="no-op", title="Headway no-op", stock=False, config=same.config)
 
 
 def _toml(value: object) -> str:
