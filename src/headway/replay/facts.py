@@ -44,15 +44,7 @@ def at_start(
         "machine": machine.machine(),
         "clock": clock | {"event_loop": event_loop},
         "seed": options.seed,
-        "trace": {
-            "source": trace.source,
-            "format": trace.format,
-            "sha256": trace.sha256,
-            "requests": len(trace),
-            "span_s": trace.span_s,
-            "block_size": trace.block_size,
-            "selection": list(trace.history),
-        },
+        "trace": trace.facts(),
         "server": {
             "url": told.url,
             "model": told.model,

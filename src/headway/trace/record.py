@@ -65,3 +65,15 @@ class Trace:
     def span_s(self) -> float:
         """Seconds between the first and the last arrival (0 for fewer than two requests)."""
         return float(self.frame["arrival_s"][-1]) if len(self) else 0.0
+
+    def facts(self) -> dict[str, object]:
+        """Return what a run records of its trace; runs are paired by these, so real and simulated ones share them."""
+        return {
+            "source": self.source,
+            "format": self.format,
+            "sha256": self.sha256,
+            "requests": len(self),
+            "span_s": self.span_s,
+            "block_size": self.block_size,
+            "selection": list(self.history),
+        }

@@ -209,15 +209,7 @@ def meta_of(trace: Trace, scenario: Scenario, outcome: Outcome) -> dict[str, Any
         "machine": machine.machine(),
         "clock": machine.clock(),
         "seed": scenario.seed,
-        "trace": {
-            "source": trace.source,
-            "format": trace.format,
-            "sha256": trace.sha256,
-            "requests": len(trace),
-            "span_s": trace.span_s,
-            "block_size": trace.block_size,
-            "selection": list(trace.history),
-        },
+        "trace": trace.facts(),
         "server": {"model": profile.name, "version": f"twin ({profile.label} profile)"},
         "load": {"loop": "open", "max_in_flight": None, "endpoint": "twin"},
         "targets": {
