@@ -5,11 +5,12 @@ Against the null server in a process of its own, on loopback, nothing else runni
 - accuracy: 600 requests of 31 tokens (TTFT 500 ms, 50 ms a token) at 100 req/s, about 200 streams at a time;
 - schedule: 10,000 requests of one token at 1,000 req/s;
 - CPU: 800 requests of 32 tokens at 200 req/s, user + system seconds of the whole `headway replay` process, start-up
-  included, against servebench 1.1.3: the figure recorded on another day (2.5 s), or with `--peers` measured now, in the
-  same way, on the same null server (installs servebench into a throwaway environment; needs a package index).
+  included, against servebench 1.1.3: the figure recorded on another day (2.5 s), or with `--peers` measured now, in
+  turns, on the same null server and the same regular arrivals (installed into a throwaway environment, which needs a
+  package index, or kept under `--peers-dir`).
 
-Accuracy and schedule are repeated; each figure is the median over the repeats of that run's value, kept with every try
-in bench/results. RESULT keys:
+All three are repeated; each figure is the median over the repeats of that run's value, kept with every try in
+bench/results. RESULT keys:
 
     max_error_ms            largest error of any TTFT, TPOT, TBT or E2E against what the server really wrote
     p99_error_script_ms     P99 of the worst of the four against the script (includes the server waking late)
@@ -27,15 +28,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 
+from _peers import Load, Servebench
 from _report import finish
 from headway.replay.nullserver import Script
 from headway.replay.selftest import errors, measure, most_open, null_server, regular_trace
 from headway.trace import write
 
-SERVEBENCH, SERVEBENCH_RECORDED_S = "1.1.3", 2.5
+SERVEBENCH_RECORDED_S = 2.5
 _ACCURACY = Script(ttft_s=0.5, tpot_s=0.05)
 _SCHEDULE = Script(ttft_s=0.02, tpot_s=0.01)
 _CPU = Script(ttft_s=0.05, tpot_s=0.01)
@@ -46,6 +47,7 @@ def main() -> None:
     parse = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parse.add_argument("--repeats", type=int, default=3)
     parse.add_argument("--peers", action="store_true", help="measure servebench too, instead of its recorded figure")
+    parse.add_argument("--peers-dir", type=Path, help="keeps servebench's environment (default: a temporary folder)")
     told = parse.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -70,21 +72,28 @@ def main() -> None:
             print(
                 f"schedule {i}: late P50/P99/max {late['p50_ms']}/{late['p99_ms']}/{late['max_ms']} ms at 1,000 req/s"
             )
-        headway_s, loop_s = headway_cpu(folder)
-        print(f"CPU: headway replay {headway_s:.2f} s whole process, {loop_s:.2f} s of it replaying")
-        peer_s = servebench_cpu(folder) if told.peers else SERVEBENCH_RECORDED_S
-        how = "measured now" if told.peers else "recorded on another day, not measured now; see --peers"
-        print(f"CPU: servebench {SERVEBENCH} {peer_s:.2f} s ({how})")
+        peer = Servebench((told.peers_dir or folder / "peers").resolve(), None)
+        if told.peers:
+            peer.prepare()
+        cpu, loop, peer_cpu = [], [], []
+        for i in range(told.repeats):
+            spent, replaying = headway_cpu(folder / f"cpu-{i}")
+            cpu.append(spent)
+            loop.append(replaying)
+            print(f"CPU {i}: headway replay {spent:.2f} s whole process, {replaying:.2f} s of it replaying")
+            peer_cpu.append(servebench_cpu(peer, folder / f"cpu-{i}") if told.peers else SERVEBENCH_RECORDED_S)
+            how = "measured now" if told.peers else "recorded on another day, not measured now; see --peers"
+            print(f"CPU {i}: servebench {peer.pin} {peer_cpu[-1]:.2f} s ({how})")
     median = lambda values: round(statistics.median(values), 3)  # noqa: E731
     result = {
         "max_error_ms": median(own),
         "p99_error_script_ms": median(script_p99),
         "max_error_script_ms": median(script_max),
         "lateness_p99_ms": median(lateness),
-        "cpu_vs_best_peer": round(headway_s / peer_s, 3),
-        "cpu_s": round(headway_s, 3),
-        "cpu_replaying_s": round(loop_s, 3),
-        "peer_cpu_s": round(peer_s, 3),
+        "cpu_vs_best_peer": round(statistics.median(cpu) / statistics.median(peer_cpu), 3),
+        "cpu_s": median(cpu),
+        "cpu_replaying_s": median(loop),
+        "peer_cpu_s": median(peer_cpu),
         "peer_measured": told.peers,
         "repeats": told.repeats,
         "load_average_1min": round(os.getloadavg()[0], 2),
@@ -94,33 +103,30 @@ def main() -> None:
         "p99_error_script_ms": script_p99,
         "max_error_script_ms": script_max,
         "lateness_p99_ms": lateness,
+        "cpu_s": cpu,
+        "cpu_replaying_s": loop,
+        "peer_cpu_s": peer_cpu,
     }
     n = {"accuracy": 600, "schedule": 10_000, "cpu": _REQUESTS}
-    finish("replay_accuracy", result, {"n": n, "peer": f"servebench {SERVEBENCH}", "tries": tries}, quick=False)
+    finish("replay_accuracy", result, {"n": n, "peer": f"servebench {peer.pin}", "tries": tries}, quick=False)
 
 
 def headway_cpu(folder: Path) -> tuple[float, float]:
     """Return CPU seconds of a whole `headway replay` process, and of its replay alone."""
+    folder.mkdir()
     write(regular_trace(n=_REQUESTS, rate=_RATE, output_tokens=_TOKENS), folder / "cpu.jsonl")
     start = "import sys; from headway.cli.main import run; sys.argv[0] = 'headway'; run()"
     with null_server(_CPU) as url:
         words = ["replay", str(folder / "cpu.jsonl"), "--url", url, "--prompts", "tokens", "--json"]
-        seconds = cpu_of([sys.executable, "-c", start, *words, "--out", str(folder / "cpu")])
-    return seconds, json.loads((folder / "cpu" / "run.json").read_text())["client"]["cpu_s"]
+        seconds = cpu_of([sys.executable, "-c", start, *words, "--out", str(folder / "run")])
+    return seconds, json.loads((folder / "run" / "run.json").read_text())["client"]["cpu_s"]
 
 
-def servebench_cpu(folder: Path) -> float:
-    """Return CPU seconds of a whole servebench process under the same load (its arrivals are Poisson)."""
-    venv.create(folder / "venv", with_pip=True)
-    tools = folder / "venv" / "bin"
-    subprocess.run([tools / "pip", "install", "-q", f"servebench=={SERVEBENCH}"], check=True)
+def servebench_cpu(peer: Servebench, folder: Path) -> float:
+    """Return CPU seconds of a whole servebench process under the same load."""
+    load = Load(name="cpu", rate=_RATE, n=_REQUESTS, tokens=_TOKENS)
     with null_server(_CPU) as url:
-        words = [
-            "run", "--url", url + "/v1", "--model", "null", "--endpoint", "completions", "--rate", f"{_RATE:g}",
-            "--num-requests", str(_REQUESTS), "--input-len", "32", "--output-len", str(_TOKENS),
-            "--out", str(folder / "servebench.json"),
-        ]  # fmt: skip
-        return cpu_of([str(tools / "servebench"), *words])
+        return cpu_of(peer.command(url, load, folder))
 
 
 def cpu_of(command: list[str]) -> float:
