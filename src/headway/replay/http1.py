@@ -4,8 +4,8 @@ General HTTP clients put a task, a queue and several wake-ups between the socket
 streams on a small machine that delay is what gets measured. Here an exchange is a chain of callbacks on one protocol
 object: the request is written in one call, every read reaches the caller at once with its time.
 
-Only what a load generator needs: POST, keep-alive, chunked, sized and until-close bodies, TLS. No redirects, no
-compression (identity is asked for), no proxies, no retries: a retry would hide a failure.
+Only what a load generator needs: POST (and GET through `ask`), keep-alive, chunked, sized and until-close bodies, TLS.
+No redirects, no compression (identity is asked for), no proxies, no retries: a retry would hide a failure.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import asyncio
 import socket
 import ssl
 import time
+from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from headway import __version__
 from headway.errors import EngineError
 
+#: Largest answer to a question before or after a run; a server's metrics are some hundred kilobytes.
+REPLY_BYTES = 16 << 20
 #: Common servers close an idle connection after 5 s; not reusing one near that age avoids false failures.
 IDLE_LIMIT_S = 2.0
 
@@ -199,10 +202,77 @@ class Connection(asyncio.Protocol):
         exchange.on_end(error, now)  # type: ignore[union-attr]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A whole answer; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """The body as text, whatever bytes it holds."""
+        return self.body.decode("utf-8", "replace")
+
+
+class _Whole:
+    """An exchange that waits for a whole answer of at most `REPLY_BYTES`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+    def on_sent(self, now: float) -> None:
+        """Nothing to note."""
+
+    def on_head(self, status: int, headers: dict[str, str]) -> None:
+        """Keep status and headers."""
+        self._status, self._headers = status, headers
+
+    def on_data(self, data: bytes, now: float) -> None:
+        """Keep a piece of the body."""
+        self._size += len(data)
+        if self._size <= REPLY_BYTES:
+            self._pieces.append(data)
+        elif not self.reply.done():
+            self.reply.set_exception(EngineError(f"{self._url}: answered more than {REPLY_BYTES >> 20} MiB"))
+
+    def on_end(self, error: str | None, now: float) -> None:
+        """Settle the reply."""
+        if self.reply.done():
+            return
+        if error is None:
+            self.reply.set_result(Reply(status=self._status, headers=self._headers, body=b"".join(self._pieces)))
+        else:
+            what = {"dropped": "closed the connection without an answer", "bad_http": "does not speak HTTP/1.1"}
+            self.reply.set_exception(EngineError(f"{self._url}: {what.get(error, error)}"))
+
+
+async def ask(method: str, url: str, headers: dict[str, str], body: bytes = b"") -> Reply:
+    """Return the answer to one request over a connection of its own; raises `EngineError` when there is none."""
+    pool = Pool(url, headers, method=method)
+    await pool.open()
+    connection = pool.take()
+    if connection is None:
+        raise EngineError(f"{url}: closed the connection at once")
+    whole = _Whole(url)
+    try:
+        connection.send(pool.request({}, body), whole)
+        return await whole.reply
+    finally:
+        connection.abandon()
+        pool.close()
+
+
 class Pool:
     """Connections to one server and the head of every request to one of its addresses; no limit on their number."""
 
-    def __init__(self, url: str, headers: dict[str, str]) -> None:
+    def __init__(self, url: str, headers: dict[str, str], *, method: str = "POST") -> None:
         parts = urlsplit(url)
         self._url = url
         self._host = parts.hostname or ""
@@ -214,7 +284,7 @@ class Pool:
             "Accept-Encoding": "identity",
             **headers,
         }
-        lines = [f"POST {parts.path or '/'} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items())]
+        lines = [f"{method} {parts.path or '/'} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items())]
         self._start = "\r\n".join(lines).encode("latin-1") + b"\r\n"
         self._address: tuple[str, int] = (self._host, self._port)
         self._idle: list[Connection] = []
@@ -240,7 +310,9 @@ class Pool:
     def request(self, headers: dict[str, str], body: bytes) -> bytes:
         """Return the bytes of one request."""
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        return self._start + f"{lines}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body
+        if body:
+            lines += f"Content-Length: {len(body)}\r\n"
+        return self._start + f"{lines}\r\n".encode("latin-1") + body
 
     def take(self) -> Connection | None:
         """Return an idle connection, the one used last, or None."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-
-import aiohttp
+from urllib.parse import urlsplit
 
 from headway.errors import EngineError, InputError
+from headway.replay.http1 import Reply, ask
+from headway.replay.options import ENDPOINTS
 
 #: Fields beyond OpenAI's own, each dropped when the server answers 400 naming it (or 400 for no named reason).
 EXTRAS: dict[str, dict] = {
@@ -41,10 +42,18 @@ class ServerFacts:
 
 
 def base_url(url: str) -> str:
-    """Return `url` without a trailing slash or `/v1`; raises `InputError` when it is no http(s) address."""
-    url = url.strip().rstrip("/").removesuffix("/v1")
-    if not url.startswith(("http://", "https://")):
+    """Return `url` without a trailing slash or `/v1`; raises `InputError` when it is no plain http(s) address."""
+    url = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        good = good and not (parts.query or parts.fragment) and url.isascii() and url.isprintable() and " " not in url
+    except ValueError:  # a port that is no number, a broken IPv6 address
+        good = False
+    if not good:
         raise InputError(f"--url {url!r}: expected http://host:port or https://host")
+    if parts.username is not None:
+        raise InputError(f"--url {parts.scheme}://...@{parts.hostname}: expected no user in it: use --api-key")
     return url
 
 
@@ -53,40 +62,74 @@ async def inspect(
 ) -> ServerFacts:
     """Ask the server for its version and models and send at most four tiny requests, which also warm it up.
 
-    Raises `EngineError` when it does not answer, and `InputError` when the model isn't served.
+    Raises `EngineError` when it does not answer as an OpenAI-compatible server does, and `InputError` when the model
+    isn't served.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        async with asyncio.timeout(timeout_s), aiohttp.ClientSession(headers=headers) as session:
-            models = await _get(session, url + "/v1/models")
+        async with asyncio.timeout(timeout_s):
+            models = await _models(url, headers)
             facts = _facts(url, model, models)
-            facts.version = await _get(session, url + "/version")
-            await _negotiate(session, facts, endpoint)
+            facts.version = await _get(url + "/version", headers)
+            await _negotiate(facts, headers, endpoint)
             return facts
     except TimeoutError:
         raise EngineError(f"{url}: no answer within {timeout_s:g} s") from None
-    except aiohttp.ClientError as error:
-        raise EngineError(f"{url}: no server there: {error}") from error
+
+
+async def _models(url: str, headers: dict[str, str]) -> object:
+    """Return the body of /v1/models, None where the server has no such address."""
+    reply = await ask("GET", url + "/v1/models", headers)
+    _check_reply(url + "/v1/models", reply)
+    if reply.status != 200:
+        return None
+    try:
+        return json.loads(reply.body)
+    except ValueError:
+        raise EngineError(
+            f"{url}/v1/models: expected JSON, got {reply.text[:80]!r}: not an OpenAI-compatible server"
+        ) from None
+
+
+def _check_reply(url: str, reply: Reply) -> None:
+    """Raise `EngineError` for an answer that no request would fare better with."""
+    if 300 <= reply.status < 400:
+        raise EngineError(
+            f"{url}: HTTP {reply.status}, moved to {reply.headers.get('location', '?')}: redirects are not followed, "
+            "because they would be measured: expected the server's own address"
+        )
+    if reply.status in (401, 403):
+        raise EngineError(f"{url}: HTTP {reply.status}: expected a valid --api-key")
 
 
 def _facts(url: str, model: str | None, models: object) -> ServerFacts:
-    served = [m for m in (models.get("data") or []) if "id" in m] if isinstance(models, dict) else []
-    names = [m["id"] for m in served]
+    listed = models.get("data") if isinstance(models, dict) else None
+    served = [
+        entry
+        for entry in (listed if isinstance(listed, list) else [])
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+    ]
+    names = [entry["id"] for entry in served]
     if model is None:
         if not names:
             raise InputError(f"{url}: /v1/models lists no model: expected --model NAME")
         model = names[0]
     elif names and model not in names:
         raise InputError(f"--model {model!r}: {url} serves {', '.join(names)}")
-    entry = next((m for m in served if m["id"] == model), {})
+    entry = next((entry for entry in served if entry["id"] == model), {})
+    root, longest = entry.get("root"), entry.get("max_model_len")
     return ServerFacts(
-        url=url, model=model, root=entry.get("root"), max_model_len=entry.get("max_model_len"), models=models
+        url=url,
+        model=model,
+        root=root if isinstance(root, str) else None,
+        max_model_len=longest if type(longest) is int else None,
+        models=models,
     )
 
 
-async def _negotiate(session: aiohttp.ClientSession, facts: ServerFacts, endpoint: str) -> None:
+async def _negotiate(facts: ServerFacts, headers: dict[str, str], endpoint: str) -> None:
     facts.extras = list(EXTRAS)
-    path = "/v1/completions" if endpoint == "completions" else "/v1/chat/completions"
+    url = facts.url + ENDPOINTS[endpoint]
     prompt = {"prompt": [1000] * 8} if endpoint == "completions" else {"messages": [{"role": "user", "content": "Hi"}]}
     while True:
         body = {
@@ -97,27 +140,28 @@ async def _negotiate(session: aiohttp.ClientSession, facts: ServerFacts, endpoin
             "stream": True,
             **facts.fields(),
         }
-        async with session.post(facts.url + path, json=body) as response:
-            answer = await response.text()
-        if response.status in (404, 405):
-            raise EngineError(f"{facts.url}{path}: HTTP {response.status}: the server has no such endpoint")
-        if response.status not in (400, 422) or not facts.extras:
-            if response.status >= 400 and response.status not in (429, 503):
-                raise EngineError(f"{facts.url}{path}: HTTP {response.status} to a tiny request: {answer[:300]}")
+        reply = await ask("POST", url, headers | {"Content-Type": "application/json"}, json.dumps(body).encode())
+        _check_reply(url, reply)
+        if reply.status in (404, 405):
+            raise EngineError(f"{url}: HTTP {reply.status}: the server has no such endpoint: {reply.text[:300]}")
+        if reply.status not in (400, 422) or not facts.extras:
+            if reply.status >= 400 and reply.status not in (429, 503):
+                raise EngineError(f"{url}: HTTP {reply.status} to a tiny request: {reply.text[:300]}")
+            if reply.headers.get("content-type", "").startswith("text/html"):
+                raise EngineError(f"{url}: answered with a web page: not an OpenAI-compatible server")
             return
-        dropped = next((name for name in facts.extras if name in answer), facts.extras[0])
+        dropped = next((name for name in facts.extras if name in reply.text), facts.extras[0])
         facts.extras.remove(dropped)
         if dropped == "stream_options" and "continuous_usage_stats" in facts.extras:
             facts.extras.remove("continuous_usage_stats")
         facts.notes.append(f"server does not take {dropped}")
 
 
-async def _get(session: aiohttp.ClientSession, url: str) -> object:
-    async with session.get(url) as response:
-        if response.status != 200:
-            return None
-        text = await response.text()
+async def _get(url: str, headers: dict[str, str]) -> object:
+    reply = await ask("GET", url, headers)
+    if reply.status != 200:
+        return None
     try:
-        return json.loads(text)
+        return json.loads(reply.body)
     except ValueError:
-        return text[:200]
+        return reply.text[:200]
