@@ -107,7 +107,9 @@ def test_the_log_has_a_line_for_each_step_that_computed(tmp_path: Path) -> None:
         recorder.close()
         recorder.close()
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    assert rows == [{"t_s": 1.25, "q": 37, "n": 2, "K": 90, "X": 684.5, "seconds": 0.25}] * 2
+    numbers = {"q": 37, "n": 2, "K": 90, "X": 684.5}
+    step = {"t_s": 1.25, **numbers, "seconds": 0.25, "planned_s": 1.0, "chunks": {}, "decodes": []}
+    assert rows == [step] * 2
 
 
 def test_the_log_is_complete_when_the_last_step_was_empty(tmp_path: Path) -> None:

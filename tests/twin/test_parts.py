@@ -170,3 +170,33 @@ def test_short_step_log_is_refused(tmp_path: Path) -> None:
     path.write_text('{"q": 1, "n": 0, "K": 0, "X": 0, "seconds": 1}\n' * 3)
     with pytest.raises(InputError, match="at least 50"):
         read_steps(path)
+
+
+def test_a_log_tells_what_its_engine_is(tmp_path: Path) -> None:
+    """Lines with `event` are no steps; what the engine said at its start is in the profile, the newest start last."""
+    path = step_log(tmp_path / "steps.jsonl", scatter=0.01)
+    begun = {
+        "event": "started",
+        "unix_s": 1_700_000_000.0,
+        "model": "/models/tiny",
+        "device": "cpu",
+        "versions": {"vllm": "9"},
+        "engine": {"kv_blocks": 77, "token_budget": 512, "unknown": 1},
+        "config": {"front_ms": 15.0},
+    }
+    steps = path.read_text()
+    path.write_text(json.dumps(begun) + "\n" + '{"event": "arrived", "r": 0}\n' + steps)
+    profile = calibrate(read_steps(path), name="told", engine={"token_budget": 256})
+    assert profile.engine == {"kv_blocks": 77, "token_budget": 256, "front_s": 0.015}
+    told = {key: profile.provenance[key] for key in ("model", "device", "vllm_version", "date", "steps")}
+    assert told == {"model": "tiny", "device": "cpu", "vllm_version": "9", "date": "2023-11-14", "steps": 1500}
+
+
+def test_a_part_of_a_log_can_be_read(tmp_path: Path) -> None:
+    """From a byte on; what the engine said before it still counts."""
+    path = step_log(tmp_path / "steps.jsonl", scatter=0.01)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b'{"event": "started", "model": "m"}\n' + b"".join(lines))
+    log = read_steps(path, start=path.stat().st_size - len(b"".join(lines[-100:])))
+    assert len(log) == 100
+    assert log.about["model"] == "m"

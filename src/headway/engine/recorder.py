@@ -7,12 +7,13 @@ the engine's own overhead between steps, which requests wait for as well.
 
 from __future__ import annotations
 
-import json
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from headway.core import Step
+from headway.engine.step_log import StepLog
 
 
 class _Flight(NamedTuple):
@@ -22,23 +23,39 @@ class _Flight(NamedTuple):
     K: int
     X: float
     ids: tuple[str, ...]
+    planned_s: float
+    chunks: Mapping[str, int]
 
 
 class StepRecorder:
-    """Pairs issued and completed steps; optionally writes one JSON line a step.
+    """Pairs issued and completed steps.
 
     Args:
-        log: file to append to (`t_s, q, n, K, X, seconds` a line); None keeps no log.
+        log: file for a step log (step_log.py), appended to; None keeps none.
+
+    Attributes:
+        log: the step log, for those who know what else happened.
     """
 
     def __init__(self, log: str | Path | None = None) -> None:
         self._flights: deque[_Flight] = deque()
         self._ended_s: float | None = None  # end of the last step, None after the engine ran idle
-        self._log: TextIO | None = open(log, "a", encoding="utf-8") if log else None  # noqa: SIM115
+        self.log = StepLog(log) if log else None
 
-    def issued(self, now_s: float, *, q: int, n: int, K: int, X: float, ids: tuple[str, ...]) -> None:
-        """A step was handed to the workers."""
-        self._flights.append(_Flight(now_s, q, n, K, X, ids))
+    def issued(
+        self,
+        now_s: float,
+        *,
+        q: int,
+        n: int,
+        K: int,
+        X: float,
+        ids: tuple[str, ...],
+        planned_s: float | None = None,
+        chunks: Mapping[str, int] | None = None,
+    ) -> None:
+        """A step was handed to the workers: planned at `planned_s`, with `chunks` of prompt tokens among `ids`."""
+        self._flights.append(_Flight(now_s, q, n, K, X, ids, now_s if planned_s is None else planned_s, chunks or {}))
 
     def completed(self, now_s: float, *, idle: bool) -> tuple[Step, tuple[str, ...]] | None:
         """The oldest step in flight ended; return it with the ids that took part, None when none was in flight."""
@@ -50,11 +67,11 @@ class StepRecorder:
         # is still in flight when nothing is left to serve was issued behind this one, so its time starts here too.
         self._ended_s = None if idle and not self._flights else now_s
         step = Step(q=flight.q, n=flight.n, K=flight.K, X=flight.X, seconds=max(now_s - start, 1e-6))
-        if self._log is not None and (step.q or step.n):
-            row = {"t_s": round(now_s, 6), "q": step.q, "n": step.n, "K": step.K, "X": step.X}
-            self._log.write(json.dumps({**row, "seconds": round(step.seconds, 6)}) + "\n")
-        if self._log is not None and idle:
-            self._log.flush()
+        if self.log is not None:
+            if step.q or step.n:
+                self.log.step(step, ended_s=now_s, planned_s=flight.planned_s, chunks=flight.chunks, ids=flight.ids)
+            if idle:
+                self.log.flush()
         return step, flight.ids
 
     def residual_s(self, now_s: float, predicted_s: float) -> float:
@@ -74,6 +91,6 @@ class StepRecorder:
 
     def close(self) -> None:
         """Close the log."""
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        if self.log is not None:
+            self.log.close()
+            self.log = None

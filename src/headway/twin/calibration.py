@@ -1,7 +1,8 @@
 """Fit the step cost to a step log and say how wrong it is, regime by regime.
 
 A step log has one JSON object a line: `q`, `n`, `K`, `X`, `seconds` of every executed step (core/cost.py), as the
-engine adapter writes it; other keys are allowed. The fit is non-negative least squares on relative errors, repeated
+engine adapter writes it; other keys are allowed. Of the lines with `event` only `started` is read: it says what the
+engine is. The fit is non-negative least squares on relative errors, repeated
 with weights 1 / max(1, |residual| / 2 MAD) (Huber's weights) so that host stalls do not bend it. Errors are those of
 the last 30 % of the log under a fit of the first 70 %; the coefficients that are saved are fitted to all of it.
 """
@@ -13,7 +14,8 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 from headway.core import CostCoefficients
 from headway.errors import InputError
 from headway.twin.noise import NoiseModel
-from headway.twin.profile import Profile
+from headway.twin.profile import ENGINE_KEYS, Profile
 
 Floats = NDArray[np.float64]
 
@@ -36,42 +38,59 @@ _STALL = 1.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLog:
-    """Executed steps: one row each of q, n, K, X (shape: steps x 4), and their seconds (shape: steps)."""
+    """Executed steps: one row each of q, n, K, X (shape: steps x 4), and their seconds (shape: steps).
+
+    `about` is what the engine said of itself when it started, empty when it said nothing.
+    """
 
     source: str
     sha256: str
     terms: Floats
     seconds: Floats
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.seconds)
 
 
-def read_steps(path: Path) -> StepLog:
-    """Return the steps of a step log; `InputError` names file, line, key, value and what was expected."""
+def read_steps(path: Path, *, start: int = 0) -> StepLog:
+    """Return the steps of a step log; `InputError` names file, line, key, value and what was expected.
+
+    Steps before byte `start` (the beginning of a line) are left out. `sha256` is that of the steps that are read.
+    """
     rows: list[tuple[float, ...]] = []
+    about: dict[str, Any] = {}
     digest = hashlib.sha256()
+    at = 0
     try:
         with path.open("rb") as file:
             for line, raw in enumerate(file, start=1):
-                digest.update(raw)
-                if raw.strip():
-                    rows.append(_row(path, line, raw))
+                entry = _entry(path, line, raw) if raw.strip() else None
+                if entry is not None and entry.get("event") == "started":
+                    about = entry
+                elif entry is not None and "event" not in entry and at >= start:
+                    digest.update(raw)
+                    rows.append(_row(path, line, entry))
+                at += len(raw)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     if len(rows) < _LEAST_STEPS:
         raise InputError(f"{path}: {len(rows)} steps: expected at least {_LEAST_STEPS} to fit five coefficients")
     table = np.array(rows)
-    return StepLog(source=path.name, sha256=digest.hexdigest(), terms=table[:, :4], seconds=table[:, 4])
+    return StepLog(source=path.name, sha256=digest.hexdigest(), terms=table[:, :4], seconds=table[:, 4], about=about)
 
 
-def _row(path: Path, line: int, raw: bytes) -> tuple[float, ...]:
+def _entry(path: Path, line: int, raw: bytes) -> dict[str, Any]:
     try:
         entry = json.loads(raw)
     except ValueError as error:
         raise InputError(f"{path}:{line}: not JSON: {error}") from None
     if not isinstance(entry, dict):
         raise InputError(f"{path}:{line}: expected an object with {', '.join(_KEYS)}")
+    return entry
+
+
+def _row(path: Path, line: int, entry: Mapping[str, Any]) -> tuple[float, ...]:
     values = []
     for key in _KEYS:
         value = entry.get(key)
@@ -187,14 +206,34 @@ def calibrate(
             stall_share=round(min(float(stalled.mean()), 0.99), 5),
             stall_factor=round(max(1.0, float(np.median(spread[stalled]))), 4) if stalled.any() else 1.5,
         ),
-        engine=dict(engine or {}),
+        engine=_engine(log) | dict(engine or {}),
         provenance={
             "source": log.source,
             "sha256": log.sha256,
             "steps": len(log),
             "held_out": len(measured),
             "busy_s": round(float(log.seconds.sum()), 3),
+            **_origin(log),
             **({"note": note} if note else {}),
         },
         fit_error=errors(trial, later, measured),
     )
+
+
+def _engine(log: StepLog) -> dict[str, Any]:
+    """Return the settings that the engine named when it started, as far as a profile knows them."""
+    named = {key: value for key, value in log.about.get("engine", {}).items() if key in ENGINE_KEYS}
+    front_ms = log.about.get("config", {}).get("front_ms")
+    return named | ({} if front_ms is None else {"front_s": front_ms / 1e3})
+
+
+def _origin(log: StepLog) -> dict[str, Any]:
+    """Return model, device, versions and date of the engine that wrote the log."""
+    about = log.about
+    found = {key: about[key] for key in ("model", "dtype", "device") if key in about}
+    if "model" in found:  # a path of one machine says nothing on another
+        found["model"] = str(found["model"]).rstrip("/").rpartition("/")[2]
+    found |= {f"{name}_version": version for name, version in about.get("versions", {}).items()}
+    if "unix_s" in about:
+        found["date"] = datetime.fromtimestamp(about["unix_s"], UTC).date().isoformat()
+    return found

@@ -35,7 +35,7 @@ def path_for(vllm_config: Any) -> Path:
         "tp": parallel.tensor_parallel_size,
         "pp": parallel.pipeline_parallel_size,
         "kv": str(vllm_config.cache_config.cache_dtype),
-        "device": _device(vllm_config),
+        "device": device(vllm_config),
         "machine": platform.processor() or platform.machine(),
         "cpus": os.cpu_count(),
         "bind": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""),
@@ -45,7 +45,7 @@ def path_for(vllm_config: Any) -> Path:
     return root / "headway" / "profiles" / f"{digest}.json"
 
 
-def _device(vllm_config: Any) -> str:
+def device(vllm_config: Any) -> str:
     """Return the name of the accelerator: one home may be shared by machines with different ones."""
     from vllm.platforms import current_platform
 

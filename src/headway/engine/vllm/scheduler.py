@@ -29,6 +29,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from headway import __version__
+from headway.config import Config
 from headway.core import KvView, Phase, StepPlan
 from headway.engine.base import EngineFacts
 from headway.engine.driver import Driver
@@ -55,16 +57,37 @@ class HeadwayScheduler(AsyncScheduler):
         if self.policy is not SchedulingPolicy.FCFS and config.policy != "fcfs":
             raise InputError("--scheduling-policy priority: expected fcfs, because Headway's policy orders the queue")
         self._profile = profile.path_for(self.vllm_config)
-        self._driver = Driver(
-            config,
-            cost=profile.load(self._profile, eps=config.eps),
-            recorder=StepRecorder(os.environ.get(ENV_STEP_LOG)),
-        )
+        cost = profile.load(self._profile, eps=config.eps)
+        self._driver = Driver(config, cost=cost, recorder=StepRecorder(os.environ.get(ENV_STEP_LOG)))
         self._step_tokens = self.max_num_scheduled_tokens
         self._plan: StepPlan | None = None
         self._outbox: dict[int, list[EngineCoreOutput]] = defaultdict(list)  # ends of refused requests, by client
         self._gauges_at = 0.0
         self._saved_steps = self._driver.cost.steps
+        if self._driver.recorder.log is not None:
+            self._driver.recorder.log.started(self._about(config))
+
+    def _about(self, config: Config) -> dict[str, Any]:
+        """Return what a reader of the step log must know of this engine."""
+        pool, cost = self.kv_cache_manager.block_pool, self._driver.cost
+        return {
+            "unix_s": round(time.time(), 3),
+            "model": str(self.vllm_config.model_config.model),
+            "dtype": str(self.vllm_config.model_config.dtype).removeprefix("torch."),
+            "device": profile.device(self.vllm_config),
+            "versions": {"headway": __version__, "vllm": " ".join(versions.installed() or ())},
+            "engine": {
+                "token_budget": self._step_tokens,
+                "max_running": self.max_num_active_reqs,
+                "max_model_len": self.max_model_len,
+                "block_size": self.block_size,
+                "kv_blocks": pool.num_gpu_blocks - 1,  # vLLM keeps one empty block
+                "prefix_cache": bool(self.cache_config.enable_prefix_caching),
+                "async_lag": bool(self.vllm_config.scheduler_config.async_scheduling),
+            },
+            "config": config.model_dump(mode="json", by_alias=True),
+            "cost": {key: getattr(cost.mean, key) for key in ("g", "a", "b", "k", "x")} if cost.ready else None,
+        }
 
     # New requests
 
