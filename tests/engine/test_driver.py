@@ -8,8 +8,9 @@ import pytest
 from driver_script import FULL, Scripted, accept_all, classes, engine, facts, kinds, message, refuse_all
 
 from headway.core import Accept, Defer, EngineView, Reason, Reject, RequestState, StepPlan, Verdict
+from headway.core.desk import RETRIES_PER_STEP
 from headway.engine.base import RequestTag
-from headway.engine.driver import RETRIES_PER_STEP, Driver
+from headway.engine.driver import Driver
 from headway.engine.fake import FakeEngine
 
 # Verdicts
@@ -172,7 +173,7 @@ def test_a_deferred_request_whose_client_leaves_is_forgotten() -> None:
     fake.step()
     assert kinds(fake) == [("done", "a")]
     assert message(fake, "done", "a")["aborted"] is True
-    assert fake.driver._deferred == {}
+    assert fake.driver.desk.empty
 
 
 # Failures
@@ -208,7 +209,7 @@ def test_a_decision_that_raises_never_stops_the_engine(what: str, caplog: pytest
     assert "ZeroDivisionError" in caplog.text
     failures = fake.driver.report.take({})[0][0]["failures"]
     assert failures == (len(fake.steps) if what == "policy" else 2)
-    assert fake.driver._groups == {}
+    assert fake.driver.desk.empty
 
 
 def test_what_was_refused_before_a_failure_stays_refused() -> None:

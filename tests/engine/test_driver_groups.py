@@ -8,7 +8,7 @@ import pytest
 from driver_script import FULL, Scripted, accept_all, engine, kinds, message, refuse_all
 
 from headway.core import Accept, EngineView, RequestState, Verdict
-from headway.engine.driver import GROUP_LATE_S, GROUP_WAIT_S
+from headway.core.desk import GROUP_LATE_S, GROUP_WAIT_S
 
 
 def test_a_group_is_served_together() -> None:
@@ -21,7 +21,7 @@ def test_a_group_is_served_together() -> None:
     fake.run()
     assert [k for k in kinds(fake) if k[0] == "accepted"] == [("accepted", "a")]
     assert message(fake, "accepted", "a")["bound_s"] == pytest.approx(0.3)
-    assert fake.driver._groups == {}
+    assert fake.driver.desk.empty
 
 
 def test_a_group_with_one_unpromised_member_is_not_promised() -> None:
@@ -43,7 +43,7 @@ def test_a_group_is_refused_together() -> None:
     ledger = fake.driver.ledger
     ledger.check()
     assert (ledger.requests, ledger.reserved_tokens, ledger.paces) == ({}, 0, {})
-    assert (fake.driver._groups, fake.driver._ttfts) == ({}, {})
+    assert (fake.driver.desk.empty, fake.driver._ttfts) == (True, {})
 
 
 def test_a_group_is_deferred_together() -> None:
@@ -70,7 +70,7 @@ def test_a_group_does_not_wait_for_a_member_whose_client_left() -> None:
     fake.add("a2", prompt_tokens=10, group="a", size=3)
     assert [e.request for e in fake.step() if e.kind == "token"] == ["a1", "a2"]
     fake.run()
-    assert fake.driver._groups == {}
+    assert fake.driver.desk.empty
 
 
 def test_a_group_whose_members_all_left_is_gone() -> None:
@@ -81,7 +81,7 @@ def test_a_group_whose_members_all_left_is_gone() -> None:
     fake.abort("a0")
     fake.abort("a1")
     assert fake.run() == []
-    assert fake.driver._groups == {}
+    assert fake.driver.desk.empty
 
 
 @pytest.mark.parametrize("answer", [accept_all, refuse_all])
@@ -96,7 +96,7 @@ def test_a_member_that_comes_late_follows_the_others(answer: Callable[[EngineVie
     fake.add("a1", prompt_tokens=10, group="a", size=2)
     assert ("a1", wanted) in [(e.request, e.kind) for e in fake.run()]
     assert len([k for k in kinds(fake) if k[0] in ("accepted", "refused")]) == 1
-    assert fake.driver._groups == {}
+    assert fake.driver.desk.empty
 
 
 def test_members_that_never_come_are_forgotten() -> None:
@@ -105,7 +105,7 @@ def test_members_that_never_come_are_forgotten() -> None:
     fake.add("a0", prompt_tokens=10, group="a", size=2)
     fake.run(until_s=GROUP_LATE_S + 5)
     fake.add("b0", prompt_tokens=10, group="b", size=2)
-    assert list(fake.driver._groups) == ["b"]
+    assert list(fake.driver.desk._groups) == ["b"]
 
 
 def test_a_best_effort_group_keeps_the_promises_it_has() -> None:

@@ -6,6 +6,7 @@ look at, `StepPlan` and `Verdict` what it answers.
 
 from headway.core.cost import CostCoefficients, Step, StepCost
 from headway.core.demand import DemandWindow
+from headway.core.desk import Answer, Desk
 from headway.core.ledger import Ledger
 from headway.core.request import Phase, RequestState
 from headway.core.slo import Slo
@@ -15,9 +16,11 @@ from headway.core.view import EngineView, KvView, Policy, StepPlan
 __all__ = [
     "Accept",
     "Admission",
+    "Answer",
     "CostCoefficients",
     "Defer",
     "DemandWindow",
+    "Desk",
     "EngineView",
     "KvView",
     "Ledger",

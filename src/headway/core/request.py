@@ -40,6 +40,7 @@ class RequestState:
         "priority",
         "promised",
         "prompt_tokens",
+        "refusable",
         "seq",
         "slo",
         "target_tokens",
@@ -58,6 +59,7 @@ class RequestState:
         cached_tokens: int = 0,
         front_s: float = 0.0,
         patience_s: float = 60.0,
+        refusable: bool = True,
     ) -> None:
         self.id = id
         self.seq = seq
@@ -71,6 +73,7 @@ class RequestState:
         self.output_tokens = 0
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
+        self.refusable = refusable  # whether a refusal would leave as a clean answer
         self.phase = Phase.UNDECIDED
         self.preemptions = 0
         self.promised = False

@@ -10,24 +10,21 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
-from itertools import islice
 
 from headway import admission, policies
 from headway.config import Config
 from headway.core import (
     Accept,
-    Defer,
+    Answer,
     DemandWindow,
+    Desk,
     EngineView,
     Ledger,
     Phase,
     Reason,
-    Reject,
     RequestState,
-    Slo,
     StepCost,
     StepPlan,
-    Verdict,
 )
 from headway.engine.base import EngineFacts, RequestTag
 from headway.engine.recorder import StepRecorder
@@ -35,25 +32,6 @@ from headway.engine.report import Report
 from headway.engine.tracked import Tracked
 
 logger = logging.getLogger("headway")
-
-#: Deferred requests that are asked about again in one step, so that a crowd of them cannot slow the steps down.
-RETRIES_PER_STEP = 4
-
-#: A group whose members do not all arrive is decided after this time with those that did.
-GROUP_WAIT_S = 1.0
-
-#: Members of a decided group that are still missing after this time never come.
-GROUP_LATE_S = 60.0
-
-
-@dataclasses.dataclass(slots=True)
-class _Group:
-    """Sequences of one HTTP request. Once it has a verdict, it is only kept for the members that are missing."""
-
-    size: int  # members without a verdict, arrived or not
-    since_s: float
-    waiting: list[str]  # those that arrived
-    verdict: Accept | Reject | None = None
 
 
 class Driver:
@@ -70,15 +48,15 @@ class Driver:
         self.policy = policies.create(config.policy, **config.policy_parameters)
         self.admission = admission.create(config.admission, **config.admission_parameters)
         self.ledger = Ledger()
+        self.desk = Desk(patience_s=config.patience_s)
         self.demand = DemandWindow()
         self.cost = cost or StepCost(eps=config.eps)
         self.recorder = recorder or StepRecorder()
         self.report = Report()
         self._classes = {name: (c.slo(name), c) for name, c in config.classes.items()}
         self._tracked: dict[str, Tracked] = {}
-        self._groups: dict[str, _Group] = {}
-        self._deferred: dict[str, float] = {}  # id -> when its answer is due; the one asked last is at the end
         self._seq = 0
+        self._planned_s = 0.0  # when the last step was planned
         self._ttfts: dict[float, int] = {}  # TTFT targets of live requests, for the blocking allowance
         self._failed = False
 
@@ -126,24 +104,27 @@ class Driver:
             cached_tokens=cached_tokens,
             front_s=front_s,
             patience_s=self.config.patience_s,
+            refusable=refusable,
         )
         self._seq += 1
         self.ledger.arrive(state)
-        self._tracked[request_id] = Tracked(state, slo, tag.group, client, front_s, refusable)
+        if self.recorder.log is not None:
+            self.recorder.log.arrived(state, now_s)
+        self._tracked[request_id] = Tracked(state, slo, tag.group, client, front_s)
         if slo.ttft_s is not None:
             self._ttfts[slo.ttft_s] = self._ttfts.get(slo.ttft_s, 0) + 1
         work = self.cost.mean.work_s(state.remaining_tokens, state.computed_tokens)
         self.demand.add(now_s, work_s=work, weight=slo.weight, ttft_s=slo.ttft_s)
         if tag.size > 1:
-            for name in [k for k, g in self._groups.items() if not g.waiting and now_s - g.since_s > GROUP_LATE_S]:
-                del self._groups[name]
-            self._groups.setdefault(tag.group, _Group(tag.size, now_s, [])).waiting.append(request_id)
+            self.desk.join(request_id, group=tag.group, size=tag.size, now_s=now_s)
 
     def finished(self, request_id: str, *, now_s: float, aborted: bool = False, failed: bool = False) -> None:
         """A request ended by itself, by its client (`aborted`) or by an error (`failed`). Unknown ids are ignored."""
         tracked = self._forget(request_id)
         if tracked is not None:
             aborted = not failed and (aborted or tracked.state.first_token_s is None)
+            if self.recorder.log is not None:
+                self.recorder.log.finished(tracked.state, now_s, aborted=aborted or failed)
             self.report.done(tracked.client, tracked.outcome(aborted=aborted, failed=failed))
 
     def preempted(self, request_id: str) -> None:
@@ -153,6 +134,8 @@ class Driver:
             decoding = state.phase is Phase.DECODE
             lost = state.prompt_tokens + state.output_tokens if decoding else state.computed_tokens
             self.report.preempted(request_id, lost, state.promised)
+            if self.recorder.log is not None:
+                self.recorder.log.preempted(request_id, self._planned_s)
             self.ledger.preempt(request_id)
 
     # Steps
@@ -164,11 +147,13 @@ class Driver:
             The plan (None: run this step as the engine alone would) and the ids that are refused.
         """
         started = time.perf_counter()
+        self._planned_s = facts.now_s
         refused: list[str] = []
         plan: StepPlan | None = None
         try:
             view = self._view(facts)
-            self._decide(view, refused)
+            for answer in self.desk.ask(view, self.admission):
+                self._settle(answer, refused)
             plan = self.policy.plan(view)
         except Exception:
             self._fail_open()
@@ -179,13 +164,14 @@ class Driver:
         """A step with these tokens per request was issued; `computed(id)` tells the tokens computed after it."""
         q = n = context = 0
         pairs = 0.0
+        chunks: dict[str, int] = {}
         ledger = self.ledger
         for request_id, count in tokens.items():
             state = ledger.requests.get(request_id)
             if state is None:
                 continue
             if state.phase is Phase.UNDECIDED:  # the engine served it although nobody decided: fail open
-                self._accept(state, None)
+                self._serve(state)
             if state.phase is Phase.DECODE or state.remaining_tokens == 0:
                 n += 1
                 context += state.prompt_tokens + state.output_tokens
@@ -193,9 +179,12 @@ class Driver:
             after = min(computed(request_id), state.target_tokens)
             before = after - count
             q += count
+            chunks[request_id] = count
             pairs += count * (before + count / 2)
             ledger.set_computed(request_id, after, started=True)
-        self.recorder.issued(now_s, q=q, n=n, K=context, X=pairs, ids=tuple(tokens))
+        self.recorder.issued(
+            now_s, q=q, n=n, K=context, X=pairs, ids=tuple(tokens), planned_s=self._planned_s, chunks=chunks
+        )
 
     def completed(self, new_tokens: Mapping[str, int], *, now_s: float, idle: bool) -> None:
         """The oldest step in flight ended and brought these output tokens. `idle`: the engine has nothing left."""
@@ -272,114 +261,43 @@ class Driver:
         targets = [slo.ttft_s for slo, _ in self._classes.values() if slo.ttft_s is not None]
         return 0.25 * min([*targets, *self._ttfts], default=4.0)
 
-    def _decide(self, view: EngineView, refused: list[str]) -> None:
-        """Answer every new request, and deferred ones when their time is up or their turn comes.
-
-        Adds to `refused`, so that what was refused before something raised is known.
-        """
-        now, deferred = view.now_s, self._deferred
-        asked = [i for i, until in deferred.items() if now >= until]
-        asked += [i for i in islice(deferred, RETRIES_PER_STEP) if now < deferred[i]]
-        asked += [i for i in self.ledger.undecided if i not in deferred]
-        for request_id in asked:
-            if request_id not in self.ledger.undecided:
-                continue  # decided with its group
-            group = self._groups.get(self._tracked[request_id].group)
-            if group is None:
-                self._answer(view, [request_id], refused)
-            elif request_id == group.waiting[0]:
-                self._answer_group(view, group, refused)
-
-    def _answer_group(self, view: EngineView, group: _Group, refused: list[str]) -> None:
-        """Answer all sequences of one HTTP request together; late ones follow the others."""
-        ids = list(group.waiting)
-        if group.verdict is None:
-            if len(ids) == group.size or view.now_s - group.since_s >= GROUP_WAIT_S:
-                group.verdict = self._answer(view, ids, refused)
-        elif isinstance(group.verdict, Accept):
-            for request_id in ids:
-                self._accept(self.ledger.requests[request_id], None)
-        else:
-            refused.extend(ids)
-            for request_id in ids:
-                self._forget(request_id)
-
-    def _answer(self, view: EngineView, ids: list[str], refused: list[str]) -> Accept | Reject | None:
-        """Accept all of `ids`, refuse all, or put the answer off (None)."""
-        states = [self.ledger.requests[i] for i in ids]
-        self._deferred.pop(ids[0], None)
-        bounds: list[float | None] = []
-        for state in states:
-            verdict = self._verdict(view, state)
-            if isinstance(verdict, Accept):
-                self.ledger.accept(state, verdict.bound_s)
-                bounds.append(verdict.bound_s)
-                continue
-            for accepted in states[: len(bounds)]:
-                self.ledger.retract(accepted)
-            if isinstance(verdict, float):
-                self._deferred[ids[0]] = verdict
-                return None
-            self._refuse(states, verdict, refused)
-            return verdict
-        for state in states:
-            self._leave_queue(state.id)
-        known = [bound for bound in bounds if bound is not None]
-        bound = max(known) if len(known) == len(bounds) else None
-        tracked = self._tracked[ids[0]]
-        self.report.accepted(tracked.client, tracked.group, bound_s=tracked.bound_s(bound))
-        return Accept(bound_s=bound)
-
-    def _verdict(self, view: EngineView, state: RequestState) -> Accept | Reject | float:
-        """Ask the admission test, then apply the rule of the class; a float is when the answer is due."""
-        verdict: Verdict = self.admission.decide(view, state)
-        if isinstance(verdict, Accept):
-            return verdict
-        if isinstance(verdict, Defer):
-            if view.now_s < verdict.until_s:
-                return verdict.until_s
-            verdict = verdict.otherwise
-        if not self._tracked[state.id].refusable:
-            return self._best_effort(state)
-        if verdict.reason is Reason.NEVER_FITS or state.slo.on_miss == "reject":
-            return verdict
-        if state.slo.on_miss == "best_effort":
-            return self._best_effort(state)
-        return state.due_s if view.now_s < state.due_s else verdict
-
-    def _best_effort(self, state: RequestState) -> Accept:
-        """Serve it without any promise: its targets neither bind the steps nor go before promised ones."""
-        state.slo = Slo(name=state.slo.name, on_miss="best_effort", weight=state.slo.weight)
-        state.due_s = state.arrival_s + self.config.patience_s
-        return Accept()
-
-    def _accept(self, state: RequestState, bound_s: float | None) -> None:
-        self.ledger.accept(state, bound_s)
-        self._leave_queue(state.id)
-
-    def _refuse(self, states: list[RequestState], reject: Reject, refused: list[str]) -> None:
-        """Forget the undecided sequences of one HTTP request and report one refusal."""
-        refused.extend(state.id for state in states)
+    def _settle(self, answer: Answer, refused: list[str]) -> None:
+        """Tell whoever waits. Adds to `refused`, so that what was refused before something raises is known."""
+        states, verdict = answer.requests, answer.verdict
         tracked = self._tracked[states[0].id]
+        if isinstance(verdict, Accept):
+            if not answer.late:
+                self.report.accepted(tracked.client, tracked.group, bound_s=tracked.bound_s(verdict.bound_s))
+            return
+        refused.extend(state.id for state in states)
         for state in states:
+            if self.recorder.log is not None:
+                self.recorder.log.refused(state.id, self._planned_s, verdict)
             self._forget(state.id)
-        pace = reject.reason is Reason.TBT  # its bound is the time of a step
+        if answer.late:
+            return
+        pace = verdict.reason is Reason.TBT  # its bound is the time of a step
         self.report.refused(
             tracked.client,
             tracked.group,
-            reason=reject.reason,
+            reason=verdict.reason,
             slo=tracked.slo,
             prompt_tokens=states[0].prompt_tokens,
-            detail=reject.detail,
-            bound_s=None if pace else tracked.bound_s(reject.bound_s),
-            pace_bound_s=reject.bound_s if pace else None,
-            retry_after_s=reject.retry_after_s,
+            detail=verdict.detail,
+            bound_s=None if pace else tracked.bound_s(verdict.bound_s),
+            pace_bound_s=verdict.bound_s if pace else None,
+            retry_after_s=verdict.retry_after_s,
         )
+
+    def _serve(self, state: RequestState) -> None:
+        """Serve a request that has no verdict without a promise."""
+        self.ledger.accept(state, None)
+        self.desk.leave(state.id)
 
     def _forget(self, request_id: str) -> Tracked | None:
         if request_id not in self._tracked:
             return None
-        self._leave_queue(request_id)
+        self.desk.leave(request_id)
         tracked = self._tracked.pop(request_id)
         if request_id in self.ledger.requests:
             self.ledger.finish(request_id)
@@ -389,22 +307,11 @@ class Driver:
                 del self._ttfts[target]
         return tracked
 
-    def _leave_queue(self, request_id: str) -> None:
-        """The request does not wait for an answer any more."""
-        self._deferred.pop(request_id, None)
-        name = self._tracked[request_id].group
-        group = self._groups.get(name)
-        if group is not None and request_id in group.waiting:
-            group.waiting.remove(request_id)
-            group.size -= 1
-            if group.size <= 0:
-                del self._groups[name]
-
     def _fail_open(self) -> None:
         """Serve what has no verdict without a promise."""
         self.failed("a decision failed; this step runs as the engine alone would")
         for state in list(self.ledger.undecided.values()):
-            self._accept(state, None)
+            self._serve(state)
             tracked = self._tracked[state.id]
             self.report.accepted(tracked.client, tracked.group, bound_s=None)
 
@@ -415,8 +322,9 @@ class Driver:
         """
         self.failed("the books failed; requests in the engine are served as the engine alone would")
         self.ledger = Ledger()
-        for books in (self._tracked, self._groups, self._deferred, self._ttfts):
-            books.clear()
+        self.desk.clear()
+        self._tracked.clear()
+        self._ttfts.clear()
 
     def failed(self, what: str) -> None:
         """Count a failure of a decision (called while it is handled), and log the first one with its traceback."""

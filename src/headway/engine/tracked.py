@@ -17,7 +17,6 @@ class Tracked:
     group: str
     client: int
     front_s: float
-    refusable: bool  # whether a refusal would leave as a clean answer
     prefill_compute_s: float = 0.0
     decode_compute_s: float = 0.0
     tbt_max_s: float = 0.0

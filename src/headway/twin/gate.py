@@ -1,33 +1,26 @@
 """The way into a simulated engine: what its front end refuses at once, and who has asked for admission.
 
-The engine asks at step boundaries, in the order and with the rules of the real driver (engine/driver.py).
+The engine asks at step boundaries through the same desk as the real driver (core/desk.py).
 """
 
 from __future__ import annotations
 
-from itertools import islice
-
 from headway.core import (
     Accept,
     Admission,
-    Defer,
     DemandWindow,
+    Desk,
     EngineView,
     Ledger,
     Reason,
     RequestState,
-    Slo,
     StepCost,
-    Verdict,
 )
 from headway.twin.batch import Batcher
 from headway.twin.config import EngineConfig
 from headway.twin.job import Job
 from headway.twin.recorder import Recorder
 from headway.twin.source import Arrival
-
-#: Deferred requests asked about again at one boundary.
-RETRIES_PER_STEP = 4
 
 
 class Gate:
@@ -62,7 +55,7 @@ class Gate:
         self._belief = belief
         self._recorder = recorder
         self._watch_demand = watch_demand
-        self._deferred: dict[str, float] = {}  # when an answer is due; who was asked last is at the end
+        self._desk = Desk(patience_s=config.patience_s)
 
     def receive(self, now: float, arrival: Arrival) -> None:
         """A request reaches the front end: refused at once when it can never fit or the stock valve is shut."""
@@ -116,39 +109,12 @@ class Gate:
         self.inbox.clear()
 
     def answer(self, view: EngineView) -> None:
-        """Ask the admission test: about those whose time is up, a few deferred ones in turn, then who is new."""
-        now, deferred = view.now_s, self._deferred
-        asked = [key for key, until in deferred.items() if now >= until]
-        asked += [key for key in islice(deferred, RETRIES_PER_STEP) if now < deferred[key]]
-        asked += [key for key in self.undecided if key not in deferred]
-        for key in asked:
-            deferred.pop(key, None)
-            job = self.undecided[key]
-            verdict = self._verdict(view, job.state)
-            if isinstance(verdict, Defer):
-                deferred[key] = verdict.until_s
-                continue
-            del self.undecided[key]
-            if isinstance(verdict, Accept):
-                self._ledger.accept(job.state, verdict.bound_s)
-                self._batcher.waiting[key] = job
+        """Put those whose turn it is before the admission test."""
+        for answer in self._desk.ask(view, self._admission):
+            (state,) = answer.requests
+            job = self.undecided.pop(state.id)
+            if isinstance(answer.verdict, Accept):
+                self._batcher.waiting[state.id] = job
             else:
-                self._ledger.finish(key)
-                self.queued_tokens -= job.state.prompt_tokens
-                self._recorder.refused(job, now, verdict.reason, verdict.retry_after_s)
-
-    def _verdict(self, view: EngineView, state: RequestState) -> Verdict:
-        """Ask the admission test, then apply the rule of the class; Defer only while there is time."""
-        verdict = self._admission.decide(view, state)
-        if isinstance(verdict, Defer):
-            if view.now_s < verdict.until_s:
-                return verdict
-            verdict = verdict.otherwise
-        if isinstance(verdict, Accept) or verdict.reason is Reason.NEVER_FITS or state.slo.on_miss == "reject":
-            return verdict
-        if state.slo.on_miss == "defer":
-            return Defer(until_s=state.due_s, otherwise=verdict) if view.now_s < state.due_s else verdict
-        # Served without any promise: its targets neither bind the steps nor go before promised ones.
-        state.slo = Slo(name=state.slo.name, on_miss="best_effort", weight=state.slo.weight)
-        state.due_s = state.arrival_s + self._config.patience_s
-        return Accept()
+                self.queued_tokens -= state.prompt_tokens
+                self._recorder.refused(job, view.now_s, answer.verdict.reason, answer.verdict.retry_after_s)

@@ -1,0 +1,186 @@
+"""Who is put before the admission test at a step boundary, and what the rule of a class makes of its answer.
+
+The real engine and the twin ask through the same desk:
+
+    asked       deferred requests whose time is up; a few of the other deferred ones, in turn; then who is new
+    together    all sequences of one HTTP request (n > 1, several prompts) are accepted or refused as one
+    on_miss     `reject` refuses at once, `defer` asks again until the deadline, `best_effort` serves without a promise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from headway.core.request import RequestState
+from headway.core.slo import Slo
+from headway.core.verdict import Accept, Admission, Defer, Reason, Reject, Verdict
+from headway.core.view import EngineView
+
+#: Deferred requests that are asked about again at one boundary, so that a crowd of them cannot slow the steps down.
+RETRIES_PER_STEP = 4
+
+#: A group whose members do not all arrive is decided after this time with those that did.
+GROUP_WAIT_S = 1.0
+
+#: Members of a decided group that are still missing after this time never come.
+GROUP_LATE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The verdict on the sequences of one HTTP request."""
+
+    requests: Sequence[RequestState]
+    verdict: Accept | Reject
+    late: bool = False  # they came after the others of their group and get the same verdict
+
+
+@dataclass(slots=True)
+class _Group:
+    """Sequences of one HTTP request. Once it has a verdict, it is only kept for the members that are missing."""
+
+    name: str
+    size: int  # members without a verdict, arrived or not
+    since_s: float
+    waiting: list[str]  # those that arrived
+    verdict: Accept | Reject | None = None
+
+
+class Desk:
+    """Requests without a verdict. It accepts and refuses in the ledger; the caller tells whoever waits.
+
+    Args:
+        patience_s: age at which a request served as best effort is ordered as if its deadline had come.
+    """
+
+    __slots__ = ("_deferred", "_groups", "_members", "patience_s")
+
+    def __init__(self, *, patience_s: float = 60.0) -> None:
+        self.patience_s = patience_s
+        self._deferred: dict[str, float] = {}  # id -> when its answer is due; the one asked last is at the end
+        self._groups: dict[str, _Group] = {}
+        self._members: dict[str, _Group] = {}
+
+    def join(self, request_id: str, *, group: str, size: int, now_s: float) -> None:
+        """An undecided request is one of `size` that are decided together under the name `group`."""
+        for name in [k for k, g in self._groups.items() if not g.waiting and now_s - g.since_s > GROUP_LATE_S]:
+            del self._groups[name]
+        found = self._groups.setdefault(group, _Group(group, size, now_s, []))
+        found.waiting.append(request_id)
+        self._members[request_id] = found
+
+    def leave(self, request_id: str) -> None:
+        """The request does not wait for an answer any more."""
+        self._deferred.pop(request_id, None)
+        group = self._members.pop(request_id, None)
+        if group is None:
+            return
+        group.waiting.remove(request_id)
+        group.size -= 1
+        if group.size <= 0:
+            self._groups.pop(group.name, None)
+
+    def clear(self) -> None:
+        """Forget everybody."""
+        for books in (self._deferred, self._groups, self._members):
+            books.clear()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody is deferred and no group waits for a member."""
+        return not (self._deferred or self._groups)
+
+    def ask(self, view: EngineView, admission: Admission) -> Iterator[Answer]:
+        """Yield the verdicts of this boundary as they fall: what raises later does not undo them."""
+        now, deferred, undecided = view.now_s, self._deferred, view.ledger.undecided
+        asked = [i for i, until in deferred.items() if now >= until]
+        asked += [i for i in islice(deferred, RETRIES_PER_STEP) if now < deferred[i]]
+        asked += [i for i in undecided if i not in deferred]
+        for request_id in asked:
+            if request_id not in undecided:
+                continue  # decided with its group
+            group = self._members.get(request_id)
+            if group is None:
+                answer = self._answer(view, admission, [request_id])
+            elif request_id == group.waiting[0]:
+                answer = self._answer_group(view, admission, group)
+            else:
+                continue
+            if answer is not None:
+                yield answer
+
+    def _answer_group(self, view: EngineView, admission: Admission, group: _Group) -> Answer | None:
+        """Answer all sequences of one HTTP request together; late ones follow the others."""
+        ids = list(group.waiting)
+        if group.verdict is None:
+            if len(ids) < group.size and view.now_s - group.since_s < GROUP_WAIT_S:
+                return None
+            answer = self._answer(view, admission, ids)
+            group.verdict = answer.verdict if answer is not None else None
+            return answer
+        states = [view.ledger.requests[i] for i in ids]
+        if isinstance(group.verdict, Accept):
+            for state in states:
+                view.ledger.accept(state, None)
+            self._leave_all(ids)
+        else:
+            self._refuse(view, states)
+        return Answer(states, group.verdict, late=True)
+
+    def _answer(self, view: EngineView, admission: Admission, ids: list[str]) -> Answer | None:
+        """Accept all of `ids`, refuse all, or put the answer off (None)."""
+        ledger = view.ledger
+        states = [ledger.requests[i] for i in ids]
+        self._deferred.pop(ids[0], None)
+        bounds: list[float | None] = []
+        for state in states:
+            verdict = self._verdict(view, admission, state)
+            if isinstance(verdict, Accept):
+                ledger.accept(state, verdict.bound_s)
+                bounds.append(verdict.bound_s)
+                continue
+            for accepted in states[: len(bounds)]:
+                ledger.retract(accepted)
+            if isinstance(verdict, Defer):
+                self._deferred[ids[0]] = verdict.until_s
+                return None
+            self._refuse(view, states)
+            return Answer(states, verdict)
+        self._leave_all(ids)
+        known = [bound for bound in bounds if bound is not None]
+        # A bound that holds for some of a group would say nothing.
+        return Answer(states, Accept(bound_s=max(known) if len(known) == len(bounds) else None))
+
+    def _verdict(self, view: EngineView, admission: Admission, state: RequestState) -> Verdict:
+        """Ask the admission test, then apply the rule of the class; Defer only while there is time."""
+        verdict = admission.decide(view, state)
+        if isinstance(verdict, Accept):
+            return verdict
+        if isinstance(verdict, Defer):
+            if view.now_s < verdict.until_s:
+                return verdict
+            verdict = verdict.otherwise
+        if not state.refusable:
+            return self._best_effort(state)
+        if verdict.reason is Reason.NEVER_FITS or state.slo.on_miss == "reject":
+            return verdict
+        if state.slo.on_miss == "best_effort":
+            return self._best_effort(state)
+        return Defer(until_s=state.due_s, otherwise=verdict) if view.now_s < state.due_s else verdict
+
+    def _best_effort(self, state: RequestState) -> Accept:
+        """Serve it without any promise: its targets neither bind the steps nor go before promised ones."""
+        state.slo = Slo(name=state.slo.name, on_miss="best_effort", weight=state.slo.weight)
+        state.due_s = state.arrival_s + self.patience_s
+        return Accept()
+
+    def _refuse(self, view: EngineView, states: Sequence[RequestState]) -> None:
+        for state in states:
+            self.leave(state.id)
+            view.ledger.finish(state.id)
+
+    def _leave_all(self, ids: Sequence[str]) -> None:
+        for request_id in ids:
+            self.leave(request_id)
