@@ -17,6 +17,9 @@ from headway.errors import InputError
 #: Class of the start-up sweep: always known, without targets.
 CALIBRATION_CLASS = "calibration"
 
+#: Front that deadlines leave room for until it has been measured.
+FRONT_MS = 15.0
+
 #: A class is named in a header and in a metric label, so: printable ASCII, no space at the ends.
 _CLASS_NAME = re.compile(r"[!-~]([ -~]{0,62}[!-~])?")
 
@@ -63,8 +66,8 @@ class Config(_Strict):
     eps: Annotated[float, Field(gt=0, lt=1)] = 0.05
     #: Longest step while a request may arrive; default a quarter of the tightest TTFT target in use.
     blocking_ms: _Milliseconds | None = None
-    #: Time from the engine to the client (detokenise, HTTP) that deadlines leave room for.
-    front_ms: Annotated[float, Field(ge=0, le=60_000)] = 15.0
+    #: Time from the engine to the client (detokenise, HTTP) that deadlines leave room for; default: measured.
+    front_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     #: Age at which a request without TTFT target is ordered as if its deadline had come, so that it cannot starve.
     patience_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
     class_: dict[str, SloClass] = Field(default_factory=dict, alias="class")

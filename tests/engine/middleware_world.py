@@ -169,7 +169,7 @@ async def stream(world: World, tag: RequestTag, send: Send, receive: Receive) ->
     """vLLM streams: the response starts before the engine answers."""
     await start(send)
     world.deliver({"kind": "accepted", "group": tag.group, "bound_s": 0.4})
-    world.deliver({"kind": "first_token", "group": tag.group, "queue_s": 0.0214})
+    world.deliver({"kind": "first_token", "group": tag.group, "queue_s": 0.0214, "since_arrival_s": 0.1})
     await chunk(send, b"data: 1\n\n")
     await chunk(send, b"data: [DONE]\n\n")
     await chunk(send, b"", more=False)

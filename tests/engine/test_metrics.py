@@ -61,7 +61,7 @@ def test_the_text_of_a_small_sequence(registry: CollectorRegistry) -> None:
     """One attained, one missed, one refused, one failed, one that its client gave up."""
     report, metrics = Report(), Metrics(registry)
     report.accepted(0, "g", bound_s=0.5)
-    report.first_token(0, "g", queue_s=0.1)
+    report.first_token(0, "g", queue_s=0.1, since_arrival_s=0.1)
     report.done(0, outcome())
     report.done(0, outcome(missed=("tbt",), tbt_max_s=0.2))
     report.refused(0, "h", reason=Reason.TTFT, slo=CHAT, prompt_tokens=9, detail=None, bound_s=2.0, retry_after_s=None)
@@ -208,8 +208,8 @@ def test_messages_go_to_their_client() -> None:
     """Each API process gets its own; gauges go to the first."""
     report = Report()
     assert not report
-    report.first_token(0, "a", queue_s=0.0)
-    report.first_token(1, "b", queue_s=0.0)
+    report.first_token(0, "a", queue_s=0.0, since_arrival_s=0.1)
+    report.first_token(1, "b", queue_s=0.0, since_arrival_s=0.1)
     assert report
     taken = report.take({"pending": 1.0})
     assert [m["group"] for m in taken[1]] == ["b"]

@@ -57,7 +57,7 @@ async def test_without_a_promise_there_is_no_bound() -> None:
 
     async def script(world: World, tag: RequestTag, send: Send, receive: Receive) -> None:
         world.deliver({"kind": "accepted", "group": tag.group, "bound_s": None})
-        world.deliver({"kind": "first_token", "group": tag.group, "queue_s": 0.0})
+        world.deliver({"kind": "first_token", "group": tag.group, "queue_s": 0.0, "since_arrival_s": 0.1})
         await start(send)
         await chunk(send, b"x", more=False)
 
@@ -98,6 +98,53 @@ async def test_a_long_body_is_tagged_too() -> None:
     world = World(stream)
     await world.post(json.dumps({"prompt": "x" * 200_000}).encode())
     assert XARG in json.loads(world.bodies[0])["vllm_xargs"]
+
+
+async def test_the_front_is_measured_and_told_to_the_engine() -> None:
+    """After eight streams the tag carries the time from the first token's step to the socket; before, nothing."""
+    told: list[float | None] = []
+
+    async def script(world: World, tag: RequestTag, send: Send, receive: Receive) -> None:
+        told.append(tag.front_ms)
+        await start(send)
+        # The token's step was 40 ms before the request came, by the engine's clock: a front of at least 40 ms.
+        world.deliver({"kind": "first_token", "group": tag.group, "queue_s": 0.0, "since_arrival_s": -0.04})
+        await chunk(send, b"data: 1\n\n")
+        await chunk(send, b"", more=False)
+
+    world = World(script)
+    for _ in range(9):
+        await world.post()
+    assert told[:8] == [None] * 8
+    assert told[8] is not None
+    assert told[8] >= 40
+
+
+async def test_a_whole_answer_tells_nothing_about_the_front() -> None:
+    """It leaves long after its first token."""
+
+    async def script(world: World, tag: RequestTag, send: Send, receive: Receive) -> None:
+        assert tag.front_ms is None
+        await start(send, kind=b"application/json")
+        world.deliver({"kind": "first_token", "group": tag.group, "queue_s": 0.0, "since_arrival_s": 0.0})
+        await chunk(send, b"{}", more=False)
+
+    world = World(script)
+    for _ in range(9):
+        await world.post()
+
+
+async def test_a_configured_front_is_not_measured(tmp_path: Path) -> None:
+    """The engine then takes the number of the file."""
+    (tmp_path / "headway.toml").write_text('front_ms = 5\ndefault_class = "chat"\n[class.chat]\n')
+
+    async def script(world: World, tag: RequestTag, send: Send, receive: Receive) -> None:
+        assert tag.front_ms is None
+        await stream(world, tag, send, receive)
+
+    world = World(script)
+    for _ in range(9):
+        await world.post()
 
 
 async def test_what_is_no_json_passes_to_vllm() -> None:

@@ -116,7 +116,7 @@ def _from_config(path: Path) -> tuple[dict[str, Slo], dict[str, Value]]:
         "admission": config.admission,
         "eps": config.eps,
         "patience_s": config.patience_s,
-        "front_s": config.front_ms / 1e3,
+        "front_s": (configs.FRONT_MS if config.front_ms is None else config.front_ms) / 1e3,
         **{f"policy.{key}": value for key, value in config.policy_parameters.items()},
         **{f"admission.{key}": value for key, value in config.admission_parameters.items()},
     }

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from headway import admission, policies
-from headway.config import Config
+from headway.config import FRONT_MS, Config
 from headway.core import (
     Accept,
     Answer,
@@ -92,7 +92,8 @@ class Driver:
                 tbt_s=slo.tbt_s if tag.tbt_ms is None else tag.tbt_ms / 1e3,
             )
         came = tag.arrival_unix_s or arrival_unix_s or unix_s
-        front_s = (self.config.front_ms if tag.front_ms is None else tag.front_ms) / 1e3
+        known = (ms for ms in (tag.front_ms, self.config.front_ms, FRONT_MS) if ms is not None)
+        front_s = next(known) / 1e3
         state = RequestState(
             id=request_id,
             seq=self._seq,
@@ -212,7 +213,10 @@ class Driver:
             last = state.last_token_s
             self.ledger.token(request_id, now_s, count)
             if last is None:
-                self.report.first_token(tracked.client, tracked.group, queue_s=tracked.queue_s or 0.0)
+                since = now_s - state.arrival_s
+                self.report.first_token(
+                    tracked.client, tracked.group, queue_s=tracked.queue_s or 0.0, since_arrival_s=since
+                )
             else:
                 tracked.tbt_max_s = max(tracked.tbt_max_s, (now_s - last) / count)
 

@@ -83,9 +83,12 @@ class Report:
             },
         )
 
-    def first_token(self, client: int, group: str, *, queue_s: float) -> None:
-        """The first token came, after `queue_s` in no engine step."""
-        self._put(client, {"kind": "first_token", "group": group, "queue_s": queue_s})
+    def first_token(self, client: int, group: str, *, queue_s: float, since_arrival_s: float) -> None:
+        """The first token came, `since_arrival_s` after the request, `queue_s` of it in no engine step."""
+        self._put(
+            client,
+            {"kind": "first_token", "group": group, "queue_s": queue_s, "since_arrival_s": since_arrival_s},
+        )
 
     def done(self, client: int, outcome: Outcome) -> None:
         """A served request ended."""

@@ -21,6 +21,7 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from headway.engine.base import MAX_GROUP, RequestTag
+from headway.engine.front import Front
 from headway.engine.vllm import headers as slo_headers
 from headway.engine.vllm import inbox, refusal
 from headway.engine.vllm.messages import ENV_EVENT_LOG, XARG, config_from_environment, encode_tag
@@ -39,6 +40,9 @@ PATHS = ("/v1/completions", "/v1/chat/completions")
 
 #: Bodies above this size are parsed off the event loop, so that one long prompt does not stall every stream.
 LOOP_BYTES = 65_536
+
+#: A front beyond this is a stall of the host, not what the next request must leave room for.
+MAX_FRONT_MS = 1_000.0
 
 _TOO_LONG = ("maximum context length", "maximum model length", "max_model_len")
 
@@ -65,6 +69,7 @@ class SloMiddleware:
         self.metrics = Metrics.claim(registry)
         self.events = EventLog(os.environ.get(ENV_EVENT_LOG)) if self.metrics is not None else None
         self._open: dict[str, _Exchange] = {}
+        self._front = Front()
         install(self.deliver)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,12 +98,18 @@ class SloMiddleware:
             answer = refusal.error_body(str(error), code="bad_slo_header", status=400, param=error.header)
             await _answer(send, 400, [], answer)
             return
-        tag = RequestTag(group=uuid.uuid4().hex, arrival_unix_s=arrived, **slo)  # type: ignore[arg-type]
+        front = self._front.seconds if self.config.front_ms is None else None
+        tag = RequestTag(
+            group=uuid.uuid4().hex,
+            arrival_unix_s=arrived,
+            front_ms=None if front is None else min(1e3 * front, MAX_FRONT_MS),
+            **slo,  # type: ignore[arg-type]
+        )
         if len(body) > LOOP_BYTES:
             body = await asyncio.to_thread(tag_body, body, tag)
         else:
             body = tag_body(body, tag)
-        exchange = _Exchange(send)
+        exchange = _Exchange(send, arrived, self._front)
         self._open[tag.group] = exchange
         try:
             await self.app(_with_length(scope, len(body)), _replay(body, receive), exchange.send)
@@ -121,8 +132,11 @@ class SloMiddleware:
 class _Exchange:
     """One response on its way out: held until the verdict is known."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, arrived: float, front: Front) -> None:
         self._send = send
+        self._arrived = arrived  # Unix seconds
+        self._front = front
+        self._token_s: float | None = None  # arrival to the first token's step, seconds
         self._start: Event | None = None
         self._passing = False
         self._dropping = False
@@ -136,6 +150,8 @@ class _Exchange:
         elif message["kind"] == "accepted" and message["bound_s"] is not None:
             self._headers.append((b"x-headway-ttft-bound-ms", f"{message['bound_s'] * 1e3:.0f}".encode()))
         elif message["kind"] == "first_token":
+            # Of several sequences the first one to have a token; the body that carries it follows.
+            self._token_s = message["since_arrival_s"] if self._token_s is None else self._token_s
             self._headers = [h for h in self._headers if h[0] != b"x-headway-queue-ms"]
             self._headers.append((b"x-headway-queue-ms", f"{message['queue_s'] * 1e3:.0f}".encode()))
 
@@ -166,6 +182,10 @@ class _Exchange:
         self._start["headers"] = [*self._start.get("headers", ()), *self._headers]
         await self._send(self._start)
         await self._send(event)
+        if (
+            event.get("more_body", False) and self._token_s is not None
+        ):  # a whole answer comes long after its first token
+            self._front.add(time.time() - self._arrived - self._token_s)
 
     async def _send_error(self, body: bytes) -> None:
         """Give vLLM's own refusal of an over-long prompt the code that all such refusals have."""
