@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headway import registry
 from headway.admission.admit_all import AdmitAll
 from headway.admission.chronos import Chronos
 from headway.admission.clairvoyant import Clairvoyant
@@ -13,7 +14,6 @@ from headway.admission.queued_tokens import QueuedTokens
 from headway.admission.response_time import ResponseTime
 from headway.admission.token_bucket import TokenBucket
 from headway.core import Admission
-from headway.errors import InputError
 
 #: name -> factory; keyword arguments are the test's parameters.
 REGISTRY: dict[str, Callable[..., Admission]] = {
@@ -33,13 +33,7 @@ def create(name: str, **parameters: Any) -> Admission:
     Raises:
         InputError: the name or a parameter is unknown, or a value is impossible.
     """
-    if name not in REGISTRY:
-        raise InputError(f"admission = {name!r}: expected one of {', '.join(REGISTRY)}")
-    try:
-        return REGISTRY[name](**parameters)
-    except (TypeError, ValueError) as error:
-        given = ", ".join(f"{key} = {value!r}" for key, value in parameters.items())
-        raise InputError(f"admission {name} with {given}: {error}") from error
+    return registry.create("admission", REGISTRY, name, parameters)
 
 
 __all__ = ["REGISTRY", "create"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headway import registry
 from headway.core import Policy
-from headway.errors import InputError
 from headway.policies.edf import Edf
 from headway.policies.fcfs import Fcfs
 from headway.policies.headway import Headway
@@ -29,13 +29,7 @@ def create(name: str, **parameters: Any) -> Policy:
     Raises:
         InputError: the name or a parameter is unknown, or a value is impossible.
     """
-    if name not in REGISTRY:
-        raise InputError(f"policy = {name!r}: expected one of {', '.join(REGISTRY)}")
-    try:
-        return REGISTRY[name](**parameters)
-    except (TypeError, ValueError) as error:
-        given = ", ".join(f"{key} = {value!r}" for key, value in parameters.items())
-        raise InputError(f"policy {name} with {given}: {error}") from error
+    return registry.create("policy", REGISTRY, name, parameters)
 
 
 __all__ = ["REGISTRY", "create"]
