@@ -84,8 +84,17 @@ GOOD = HEAD + chunk(token(used=1)) + chunk(token(used=2, finish=True)) + chunk(D
 
 
 @contextlib.asynccontextmanager
-async def serve(answer: Answer, *, models: dict | None = None, probe: Answer | None = None) -> AsyncIterator[Server]:
-    """Serve: GET lists one model, probes are answered well (or by `probe`), every other POST goes to `answer`."""
+async def serve(
+    answer: Answer,
+    *,
+    models: dict | None = None,
+    probe: Answer | None = None,
+    metrics: Callable[[], str] | None = None,
+) -> AsyncIterator[Server]:
+    """Serve: GET lists one model, probes are answered well (or by `probe`), every other POST goes to `answer`.
+
+    `metrics` gives the page of /metrics; without it there is none.
+    """
     server = Server()
     writers: set[asyncio.StreamWriter] = set()
     tasks: set[asyncio.Task] = set()
@@ -104,7 +113,11 @@ async def serve(answer: Answer, *, models: dict | None = None, probe: Answer | N
                 request = Request(line.split()[1], headers, body, "x-request-id" not in headers)
                 request.number = len(server.timed)
                 server.requests.append(request)
-                if line.startswith("GET"):
+                if line.startswith("GET") and request.path == "/metrics":
+                    text = metrics().encode() if metrics else b""
+                    status = 200 if metrics else 404
+                    writer.write(b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n" % (status, len(text)) + text)
+                elif line.startswith("GET"):
                     writer.write(plain(200, models if request.path == "/v1/models" else {"version": "1"}))
                 elif request.probe:
                     await (probe(request, writer) if probe else good(request, writer))

@@ -10,9 +10,11 @@ import pytest
 
 from headway.replay.client import replay_async
 from headway.replay.nullserver import Script, serve
-from headway.replay.selftest import Errors, Report, errors, expected_attained, most_open, regular_trace
+from headway.replay.selftest import Errors, Report, errors, expected_attained, measure, most_open, regular_trace
 from headway.replay.store import Run
 from headway.replay.stream import TokenStream
+from headway.replay.summary import caption, summarise
+from headway.replay.targets import Targets
 
 
 async def ask(port: int, request: bytes) -> bytes:
@@ -153,3 +155,21 @@ def test_most_open():
     """A request that ends when another begins does not overlap it."""
     frame = pl.DataFrame({"sent_s": [0.0, 1.0, 2.0, None], "end_s": [2.0, 3.0, 4.0, 5.0]})
     assert most_open(frame.filter(pl.col("sent_s").is_not_null())) == 2
+
+
+def test_a_client_cap_cannot_hide_the_queue(tmp_path):
+    """4 slots, twice their load, at most 4 open at the client, played 8 times as fast: from the send every request
+    is in time, from the schedule only the first few are, and the words under the table say why.
+    """
+    speed = 8
+    script = Script(ttft_s=0.05 / speed, tpot_s=0.01 / speed, slots=4)
+    target = {"default": Targets(ttft_s=0.5 / speed)}
+    trace = regular_trace(n=80, rate=22.0 * speed, output_tokens=32)
+    run, _ = measure(script, trace, tmp_path / "run", targets=target, max_in_flight=4)
+    total = summarise(run.frame)["total"]
+    expected = expected_attained(n=80, rate=22.0, slots=4, ttft_s=0.05, service_s=0.36, target_s=0.5)
+    # A busy machine makes fewer of them in time, never more.
+    assert total["attained"] <= expected + 2 < 20
+    assert total["attainment_from_send"] > 0.75
+    assert total["ttft"]["p99_s"] > 5 * total["service_ttft"]["p99_s"]
+    assert "own cap of 4 in flight held requests back" in caption(run, summarise(run.frame))

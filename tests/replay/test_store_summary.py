@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -147,3 +148,19 @@ def test_the_table_says_what_it_counts(tmp_path):
         "0.1 / 70.0 / 70.0 ms",
     ):  # fmt: skip
         assert part in text
+
+
+def test_queue_and_compute_where_the_server_tells():
+    """Sent at 0.1, first token at 1.0, queue 0.4: compute 0.5; a row of the table only when some answer told."""
+    rows = frame([ok(0.0, 1.0, 1.1, sent=0.1, queue_s=0.4), ok(1.0, 2.0, 2.1)])
+    total = summarise(rows)["total"]
+    assert (total["queue"]["n"], total["queue"]["p50_s"]) == (1, 0.4)
+    assert (total["compute"]["n"], total["compute"]["p50_s"]) == (1, pytest.approx(0.5))
+    console = Console(width=160, file=io.StringIO())
+    console.print(table(Run(path=Path("r"), meta={}, frame=rows)))
+    shown = console.file.getvalue()
+    assert "queue, told, P50 / P90 / P99, s" in shown
+    assert "0.400 / 0.400 / 0.400" in shown
+    console = Console(width=160, file=io.StringIO())
+    console.print(table(Run(path=Path("r"), meta={}, frame=frame([ok(1.0, 2.0, 2.1)]))))
+    assert "queue" not in console.file.getvalue()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import resource
 import signal
 import time
 from collections import deque
@@ -18,12 +17,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from headway.errors import InputError
-from headway.replay import facts, honesty, server
+from headway.replay import facts, honesty, machine, server, server_metrics
 from headway.replay.alarm import Alarm
 from headway.replay.bodies import Bodies
 from headway.replay.http1 import Connection, Pool
 from headway.replay.ledger import Ledger, Progress
-from headway.replay.options import ENDPOINTS, Options
+from headway.replay.options import ENDPOINTS, Options, check_header_values
 from headway.replay.prompts import Prompts, Vocabulary, find_tokenizer
 from headway.replay.request import Call
 from headway.replay.schedule import Schedule
@@ -110,6 +109,8 @@ class _Replay:
     ) -> None:
         if not len(trace):
             raise InputError(f"{trace.source}: no request to replay")
+        if options.send_slo_headers:
+            check_header_values(trace.frame["slo_class"].drop_nulls().unique().sort())
         self.trace = trace
         self.options = options
         self.targets = dict(targets)
@@ -140,7 +141,8 @@ class _Replay:
             url, model=self.options.model, endpoint=self.options.endpoint, api_key=self.options.api_key
         )
         self._prepare(url, told)
-        _allow_many_sockets()
+        before = await server.metrics(url, model=told.model, api_key=self.options.api_key)
+        machine.allow_many_sockets()
         await self.pool.open()
         meta = facts.at_start(
             trace=self.trace,
@@ -166,14 +168,19 @@ class _Replay:
             self._arm()
             if not self.interrupted:
                 await asyncio.shield(self.done)
+            if before is not None and not self.interrupted:
+                lag.stop()
+                after = await server.metrics(url, model=told.model, api_key=self.options.api_key)
+                meta["server"]["metrics"] = server_metrics.growth(before, after) if after is not None else {}
         except asyncio.CancelledError:
             self.interrupt()
             raise
         finally:
+            self._finish()
             self._stop_timers()
             self._cut_open()
             lag.stop()
-            cpu = time.process_time() - cpu
+            cpu = max(0.0, self.ended_cpu - cpu)
             gc.unfreeze()
             self.pool.close()
             self.loop.set_exception_handler(None)
@@ -181,7 +188,7 @@ class _Replay:
             meta |= self.ledger.facts(lag=lag.samples, cpu_s=cpu, limit_s=limit)
             meta |= {
                 "state": "interrupted" if self.interrupted else "finished",
-                "wall_s": round(time.perf_counter() - self.zero, 3),
+                "wall_s": round(max(0.0, self.ended - self.zero), 3),
                 "bodies_built_late": self.bodies.built_late,
             }
             run = self.writer.close(meta)
@@ -342,6 +349,7 @@ class _Replay:
     def _finish(self, error: BaseException | None = None) -> None:
         if self.done.done():
             return
+        self.ended, self.ended_cpu = time.perf_counter(), time.process_time()
         if error is None:
             self.done.set_result(None)
         else:
@@ -388,11 +396,3 @@ class _Replay:
     def _tell(self) -> None:
         if self.on_progress is not None:
             self.on_progress(self.ledger.progress(len(self.calls), self.zero))
-
-
-def _allow_many_sockets() -> None:
-    """Raise the soft limit of open files to the hard one: an open loop holds a socket for every open request."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,10 +1,12 @@
-"""Facts about the client's machine and clock for run.json."""
+"""Facts about the client's machine and clock for run.json, and the one setting of it that a replay changes."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
+import resource
 import sys
 import time
 from importlib import metadata
@@ -57,6 +59,14 @@ def command() -> list[str]:
             word = "***"
         hidden.append(word)
     return hidden
+
+
+def allow_many_sockets() -> None:
+    """Raise the soft limit of open files to the hard one: an open loop holds a socket for every open request."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _cpu_name() -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,13 @@ from headway.errors import InputError
 
 #: Endpoint -> path on the server.
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+def check_header_values(classes: Iterable[str]) -> None:
+    """Raise `InputError` for a class whose name can't be sent in an HTTP header."""
+    for name in classes:
+        if not (name.isascii() and name.isprintable() and name == name.strip()):
+            raise InputError(f"class {name!r}: expected visible ASCII, or --no-slo-headers: it is sent in a header")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +46,8 @@ class Options:
             raise InputError(f"prompts {self.prompts!r}: expected text or tokens")
         if self.max_in_flight is not None and self.max_in_flight < 1:
             raise InputError(f"max_in_flight {self.max_in_flight}: expected at least 1")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise InputError("api_key: expected visible ASCII characters")
         for name in ("timeout_s", "grace_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -114,7 +114,8 @@ def _level(comparisons: Sequence[Comparison], number: int) -> list[str]:
             f"<h3>{escape(comparison.other.name)} against {escape(comparison.base.name)}</h3>",
             _table(level),
         ]
-        parts += ["<ul>", *(f"<li>{escape(note)}</li>" for note in verdicts.level_notes(level)), "</ul>"]
+        notes = [*verdicts.level_notes(level), *verdicts.server_notes(comparison)]
+        parts += ["<ul>", *(f"<li>{escape(note)}</li>" for note in notes), "</ul>"]
     return parts
 
 

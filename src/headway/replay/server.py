@@ -10,6 +10,9 @@ from urllib.parse import urlsplit
 from headway.errors import EngineError, InputError
 from headway.replay.http1 import Reply, ask
 from headway.replay.options import ENDPOINTS
+from headway.replay.server_metrics import Snapshot, parse
+
+_METRICS_S = 5.0  # patience with /metrics
 
 #: Fields beyond OpenAI's own, each dropped when the server answers 400 naming it (or 400 for no named reason).
 EXTRAS: dict[str, dict] = {
@@ -155,6 +158,18 @@ async def _negotiate(facts: ServerFacts, headers: dict[str, str], endpoint: str)
         if dropped == "stream_options" and "continuous_usage_stats" in facts.extras:
             facts.extras.remove("continuous_usage_stats")
         facts.notes.append(f"server does not take {dropped}")
+
+
+async def metrics(url: str, *, model: str, api_key: str | None = None) -> Snapshot | None:
+    """Return what the server's /metrics tell, None where it has none; never raises for what the server does."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        async with asyncio.timeout(_METRICS_S):
+            reply = await ask("GET", url + "/metrics", headers)
+    except (TimeoutError, EngineError):
+        return None
+    found = parse(reply.text, model) if reply.status == 200 else Snapshot()
+    return found if found.histograms else None
 
 
 async def _get(url: str, headers: dict[str, str]) -> object:

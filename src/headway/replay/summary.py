@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 from rich.table import Table
 
+from headway.replay.server_metrics import in_words
 from headway.replay.store import Run
 from headway.replay.targets import DEFAULT_CLASS
 
@@ -31,7 +32,8 @@ def summarise(frame: pl.DataFrame) -> dict:
     Each part holds: n, ok, refused, failed, cut_off (counts); attained, attainment (share of ALL n); goodput_req_s and
     goodput_tok_s (attained requests and their tokens per second from the first scheduled arrival to the last end);
     accepted, missed, miss_share (accepted = ok, cut off, or failed after a 200 or by time-out); ttft, tpot, tbt, e2e,
-    service_ttft (each n, p50_s, p90_s, p99_s, max_s); ttft_all (over all n, null = infinite); attainment_from_send (the
+    service_ttft, queue (told by the server), compute (service_ttft - queue: prefill and HTTP) (each n, p50_s, p90_s,
+    p99_s, max_s); ttft_all (over all n, null = infinite); attainment_from_send (the
     service-time view, blind to a late client); offered_req_s; refusal and failure reasons with counts.
     """
     span = _span_s(frame)
@@ -78,6 +80,8 @@ def _part(frame: pl.DataFrame, span_s: float) -> dict:
         "tbt": _points(gaps.to_numpy()),
         "e2e": _points(ok["e2e_s"].to_numpy()),
         "service_ttft": _points(ok["service_ttft_s"].drop_nulls().to_numpy()),
+        "queue": _points(ok["queue_s"].drop_nulls().to_numpy()),
+        "compute": _points((ok["service_ttft_s"] - ok["queue_s"]).drop_nulls().to_numpy()),
         "ttft_all": _points(ttft_all),
         "targets_s": {
             key: frame[f"{key}_target_s"].drop_nulls().unique().sort().to_list() for key in ("ttft", "tpot", "tbt")
@@ -139,6 +143,11 @@ def table(run: Run) -> Table:
         "TPOT P50 / P90 / P99, ms": lambda part: _triple(part["tpot"], 1e3, 1),
         "TBT P50 / P90 / P99, ms": lambda part: _triple(part["tbt"], 1e3, 1),
     }
+    if any(part["queue"]["n"] for part in parts.values()):
+        rows |= {
+            "queue, told, P50 / P90 / P99, s": lambda part: _triple(part["queue"], 1, 3),
+            "compute to first token, s": lambda part: _triple(part["compute"], 1, 3),
+        }
     for name, cell in rows.items():
         view.add_row(name, *(cell(part) for part in parts.values()))
     return view
@@ -158,6 +167,13 @@ def caption(run: Run, summary: dict) -> str:
             f"Client: sent late by {_ms(late['p50_ms'])} / {_ms(late['p99_ms'])} / {_ms(late['max_ms'])} ms "
             f"(P50 / P99 / max, n {late['n']}), loop lag P99 {_ms(lag['p99_ms'])} ms, {client['cpu_s']:.2f} CPU s."
         )
+    if total["queue"]["n"]:
+        lines.append(
+            f"Queue: told by the server for {total['queue']['n']} answers; compute = first token - sent - queue: "
+            "prefill and HTTP."
+        )
+    if told := in_words((meta.get("server") or {}).get("metrics") or {}):
+        lines.append(f"The server's own histograms over the run: {told}.")
     if (cap := meta.get("load", {}).get("max_in_flight")) is not None:
         lines.append(
             f"The client's own cap of {cap} in flight held requests back: counted from the send, as if that wait "

@@ -11,6 +11,7 @@ from headway.replay.contrast import POWER, Contrast
 from headway.replay.gate import GateResult
 from headway.replay.metrics import PRIMARY
 from headway.replay.noise import NoiseFloor
+from headway.replay.server_metrics import in_words
 from headway.replay.stats import PERCENTILE_METHOD
 
 FORMAT = 1
@@ -97,6 +98,22 @@ def level_notes(level: LevelResult) -> list[str]:
     return [f"{level.level.pairing}; runs: {repeats}; blocks of {blocks} requests", *level.notes]
 
 
+def server_notes(comparison: Comparison) -> list[str]:
+    """Return what the servers of both arms counted themselves, one line a run that has it."""
+    lines = []
+    for arm in (comparison.base, comparison.other):
+        for run in arm.runs:
+            name = arm.name if arm.name == run.path.name else f"{arm.name} ({run.path.name})"
+            if words := in_words((run.meta.get("server") or {}).get("metrics") or {}):
+                lines.append(f"{name}, the server's own histograms: {words}")
+    return lines
+
+
+def _metrics(comparison: Comparison) -> dict[str, Any]:
+    runs = (*comparison.base.runs, *comparison.other.runs)
+    return {str(run.path): told for run in runs if (told := (run.meta.get("server") or {}).get("metrics"))}
+
+
 def gate_line(result: GateResult) -> str:
     """Return one line for a gate outcome."""
     unit = "%" if result.gate.relative else result.gate.metric.unit
@@ -130,7 +147,7 @@ def tables(comparison: Comparison) -> list:
     made = []
     for level in comparison.levels:
         shown, left = _shown(level)
-        caption = "\n".join([*left, *level_notes(level), method(comparison)])
+        caption = "\n".join([*left, *level_notes(level), *server_notes(comparison), method(comparison)])
         table = Table(title=headline(comparison, level), caption=caption, caption_justify="left", title_justify="left")
         for position, name in enumerate(HEADER):
             table.add_column(name, justify="left" if position in (0, 1, 7) else "right", overflow="fold")
@@ -149,7 +166,7 @@ def markdown(comparisons: Sequence[Comparison], gates: Sequence[GateResult] = ()
             lines.append("|---|---|" + "---:|" * 5 + "---|")
             lines += ["| " + " | ".join(row(change)) + " |" for change in level.changes]
             lines += ["", *(f"- {note}" for note in level_notes(level)), ""]
-        lines += [method(comparison), ""]
+        lines += [*(f"- {note}" for note in server_notes(comparison)), "", method(comparison), ""]
     if gates:
         lines += ["### Gates", "", *(f"- {gate_line(result)}" for result in gates), ""]
     return "\n".join(lines)
@@ -166,6 +183,7 @@ def as_json(comparisons: Sequence[Comparison], gates: Sequence[GateResult] = ())
                 "candidate": {"name": c.other.name, "runs": [str(run.path) for run in c.other.runs]},
                 "draws": c.draws,
                 "seed": c.seed,
+                "server_metrics": _metrics(c),
                 "levels": [_level(level) for level in c.levels],
             }
             for c in comparisons
