@@ -42,8 +42,10 @@ class Server:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.status = 200
-        self.usage: dict[str, int] | None = USAGE
+        self.usage: dict[str, Any] | None = USAGE
         self.cut = False
+        self.raw: list[bytes] = []
+        self.text: Any = ANSWER
 
     def app(self) -> web.Application:
         """Return the application."""
@@ -59,15 +61,19 @@ class Server:
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer a completion, streamed when asked."""
-        body = await request.json()
+        self.raw.append(await request.read())
+        body = json.loads(self.raw[-1])
         self.bodies.append(body)
         if self.status != 200:
             return web.json_response({"error": {"message": SECRET}}, status=self.status, headers={"Retry-After": "3"})
         if not body.get("stream"):
-            return web.json_response({"choices": [{"message": {"content": ANSWER}}], "usage": self.usage})
+            return web.json_response(
+                {"choices": [{"message": {"content": ANSWER}}], "usage": self.usage},
+                headers=[("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")],
+            )
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for event in sse({"choices": [{"delta": {"content": ANSWER}}]}):
+        for event in sse({"choices": [{"delta": {"content": self.text}}]}):
             await response.write(event)
         if self.cut:
             assert request.transport is not None
@@ -187,6 +193,53 @@ async def test_requests_without_lengths_are_counted_by_reason(tmp_path: Path) ->
         "several prompts in one request": 1,
         "server cut the stream": 1,
     }
+
+
+async def test_the_body_passes_byte_by_byte_and_repeated_headers_stay(tmp_path: Path) -> None:
+    """Numbers keep their digits, keys their order, an answer both of its cookies."""
+    server = Server()
+    raw = b'{ "prompt":"x", "top_p":1.0e0, "seed":12345678901234567890,\n "model":"m" }'
+    async with recording(tmp_path, server) as (client, _):
+        answer = await client.post("/v1/completions", data=raw)
+        assert answer.headers.getall("Set-Cookie") == ["a=1", "b=2"]
+    assert server.raw == [raw]
+
+
+async def test_an_event_of_any_length_passes(tmp_path: Path) -> None:
+    """Log probabilities make events of megabytes; the proxy has no limit on a line."""
+    server = Server()
+    server.text = "y" * 3_000_000
+    async with recording(tmp_path, server) as (client, recorder):
+        answer = await client.post("/v1/chat/completions", json=chat(stream=True))
+        data = await answer.read()
+    assert data.count(b"y") >= 3_000_000
+    assert data.endswith(b"data: [DONE]\n\n")
+    assert recorder.kept == 1
+
+
+@pytest.mark.parametrize(
+    "usage", [{"prompt_tokens": "120", "completion_tokens": 7}, {"prompt_tokens": -1, "completion_tokens": 7}, {}]
+)
+async def test_usage_that_is_no_count_is_not_believed(tmp_path: Path, usage: dict[str, Any]) -> None:
+    """The request is dropped, counted, and the file can be read."""
+    server = Server()
+    async with recording(tmp_path, server) as (client, recorder):
+        server.usage = usage
+        await client.post("/v1/chat/completions", json=chat())
+        server.usage = USAGE
+        await client.post("/v1/chat/completions", json=chat())
+    assert recorder.dropped == {"no usage from the server": 1}
+    assert read(tmp_path / "live.jsonl").report.read == 2
+
+
+@pytest.mark.parametrize("changes", [{"messages": 3}, {"messages": [{"role": "user", "content": "\ud800"}]}])
+async def test_odd_prompts_pass_and_are_hashed(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Half a surrogate pair, or messages that are no list, are the server's business."""
+    server = Server()
+    async with recording(tmp_path, server) as (client, recorder):
+        answer = await client.post("/v1/chat/completions", json=chat(**changes))
+        assert answer.status == 200
+    assert recorder.kept == 1
 
 
 async def test_an_unreachable_server_is_a_bad_gateway(tmp_path: Path) -> None:

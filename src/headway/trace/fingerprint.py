@@ -32,7 +32,7 @@ def chained_ids(blocks: list[bytes], salt: bytes) -> list[int]:
 def prompt_ids(text: str, salt: bytes, encode: Encode | None = None) -> list[int]:
     """Return the ids of the whole blocks of `text`: of tokens with `encode`, else of bytes."""
     if encode is None:
-        data = text.encode()
+        data = text.encode("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
         width = BLOCK_BYTES
     else:
         data = b"".join(token.to_bytes(4, "big") for token in encode(text))
@@ -44,7 +44,8 @@ def prompt_text(body: dict[str, Any]) -> str | None:
     """Return what a request of the OpenAI API puts in front of the model; None when it holds several prompts."""
     if "messages" in body:
         parts = [json.dumps(body["tools"])] if body.get("tools") else []
-        for message in body["messages"] or []:
+        messages = body["messages"]
+        for message in messages if isinstance(messages, list) else []:
             if isinstance(message, dict):
                 content = message.get("content")
                 parts.append(f"\x1e{message.get('role')}\x1f")

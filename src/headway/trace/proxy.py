@@ -17,7 +17,9 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
 
+from headway.trace.assemble import MAX_TOKENS
 from headway.trace.fingerprint import prompt_text
 from headway.trace.recorder import Recorder
 
@@ -25,6 +27,7 @@ RECORDED = ("/v1/chat/completions", "/v1/completions")
 MAX_BODY_BYTES = 1 << 28
 #: Names of classes that are written down; anything else in that header could be text.
 CLASS_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_EVENT_END = re.compile(rb"((?:\r?\n){2})")
 _HOP = {
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailers", "transfer-encoding",
     "upgrade", "host", "content-length",
@@ -64,7 +67,7 @@ class _Proxy:
         body = _completion(request, data)
         if body is None:
             return await self._pass(request, data)
-        call = _Call(request, body, arrival_s)
+        call = _Call(request, body, data, arrival_s)
         try:
             return await self._recorded(call)
         except ConnectionResetError:
@@ -152,9 +155,10 @@ class _Proxy:
 class _Call:
     """One completion on its way through the proxy."""
 
-    def __init__(self, request: web.Request, body: dict[str, Any], arrival_s: float) -> None:
+    def __init__(self, request: web.Request, body: dict[str, Any], raw: bytes, arrival_s: float) -> None:
         self.request = request
         self.body = body
+        self._raw = raw
         self.arrival_s = arrival_s
         self.failure: str | None = None
         self.input_tokens: int | None = None
@@ -164,9 +168,9 @@ class _Call:
         self._added_usage = bool(body.get("stream")) and not asked
 
     def data(self) -> bytes:
-        """Return the body for the server."""
+        """Return the body for the server: the client's own bytes unless usage is asked for."""
         if not self._added_usage:
-            return json.dumps(self.body).encode()
+            return self._raw
         options = self.body.get("stream_options")
         options = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         return json.dumps({**self.body, "stream_options": options}).encode()
@@ -196,9 +200,14 @@ class _Call:
             self.failure = "error in the answer"
         usage = chunk.get("usage")
         if isinstance(usage, dict):
-            self.input_tokens = usage.get("prompt_tokens", self.input_tokens)
-            self.output_tokens = usage.get("completion_tokens", self.output_tokens)
+            self.input_tokens = _count(usage.get("prompt_tokens"), self.input_tokens)
+            self.output_tokens = _count(usage.get("completion_tokens"), self.output_tokens)
         return chunk
+
+
+def _count(value: object, before: int | None) -> int | None:
+    """Return a number of tokens; what is none (null, text, a negative one) leaves what was known before."""
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else before
 
 
 def _completion(request: web.Request, data: bytes) -> dict[str, Any] | None:
@@ -214,19 +223,24 @@ def _completion(request: web.Request, data: bytes) -> dict[str, Any] | None:
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """Yield server-sent events as the bytes that the server wrote, each with the empty line that ends it."""
-    event = b""
-    async for line in content:
-        event += line
-        if line in (b"\n", b"\r\n"):
-            yield event
-            event = b""
-    if event:
-        yield event
+    rest = b""
+    async for piece in content.iter_any():
+        # Not by line: the reader's limit on a line is far below what an event with log probabilities can hold.
+        *events, rest = _EVENT_END.split(rest + piece)
+        for event, end in zip(events[::2], events[1::2], strict=True):
+            yield event + end
+    if rest:
+        yield rest
 
 
-def _forwarded(request: web.Request) -> dict[str, str]:
-    return {name: value for name, value in request.headers.items() if name.lower() not in _HOP}
+def _forwarded(request: web.Request) -> CIMultiDict[str]:
+    return _end_to_end(request.headers)
 
 
-def _returned(answer: aiohttp.ClientResponse) -> dict[str, str]:
-    return {name: value for name, value in answer.headers.items() if name.lower() not in _HOP}
+def _returned(answer: aiohttp.ClientResponse) -> CIMultiDict[str]:
+    return _end_to_end(answer.headers)
+
+
+def _end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """Return the headers that are not about one connection, repeated ones too."""
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP)

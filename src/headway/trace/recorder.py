@@ -84,7 +84,7 @@ class Recorder:
         os.close(self._file)
 
     def _turn(self, session: str, arrival_s: float, end_s: float) -> dict[str, Any]:
-        name = hashlib.blake2b(session.encode(), key=self._salt, digest_size=8).hexdigest()
+        name = hashlib.blake2b(session.encode("utf-8", "surrogateescape"), key=self._salt, digest_size=8).hexdigest()
         turn, last_end_s = self._sessions.get(name, (0, None))
         self._sessions[name] = (turn + 1, end_s)
         row: dict[str, Any] = {"session_id": name, "turn": turn}
