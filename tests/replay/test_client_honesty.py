@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.replay.honesty import lateness_limit_s, nearest_rank, spread, verdict
+from headway.replay.honesty import CpuUse, lateness_limit_s, nearest_rank, spread, verdict
 from headway.replay.targets import Targets
 
 
@@ -44,3 +44,11 @@ def test_a_late_or_overloaded_client_invalidates_the_run():
 def test_nothing_sent_is_not_late():
     """A run without a request has no lateness to judge."""
     assert verdict(lateness=spread([]), loop_lag=spread([]), limit_s=0.05) == []
+
+
+def test_what_the_machine_withheld_is_told_apart_from_what_was_used():
+    """CPU 1 to 3 s, wait 0.5 to 0.75 s: 2 s used, 0.25 s waited; without a kernel that tells, the wait is unknown."""
+    assert CpuUse(3.0, 0.75).since(CpuUse(1.0, 0.5)) == CpuUse(2.0, 0.25)
+    assert CpuUse(3.0, 0.75).since(CpuUse(1.0, None)) == CpuUse(2.0, None)
+    now = CpuUse.now()
+    assert now.since(now) in (CpuUse(0.0, 0.0), CpuUse(0.0, None))

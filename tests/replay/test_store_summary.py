@@ -137,7 +137,7 @@ def test_the_table_says_what_it_counts(tmp_path):
     spread = {"n": 1, "p50_ms": 0.1, "p99_ms": 70.0, "max_ms": 70.0}
     meta = {
         "label": "x", "load": {"max_in_flight": 4, "loop": "open"}, "invalid_reasons": ["client late"],
-        "client": {"lateness": spread, "loop_lag": spread, "cpu_s": 1.0}, "notes": ["random ids"],
+        "client": {"lateness": spread, "loop_lag": spread, "cpu_s": 1.0, "cpu_wait_s": 0.25}, "notes": ["random ids"],
     }  # fmt: skip
     rows = [ok(0.0, 7.05, sent=7.0, ttft_target_s=0.5, attained=False)]
     console = Console(width=200, record=True, file=io.StringIO())

@@ -159,7 +159,7 @@ class _Replay:
         self.loop.set_exception_handler(self._fault)
         # What exists by now stays out of the collector's sight: a full pass over it would stop the client.
         gc.freeze()
-        cpu = time.process_time()
+        used = honesty.CpuUse.now()
         self.zero = time.perf_counter() + _LEAD_S
         meta["clock"]["zero_s"] = self.zero  # of the scheduled time 0, on the clock named beside it
         try:
@@ -180,12 +180,11 @@ class _Replay:
             self._stop_timers()
             self._cut_open()
             lag.stop()
-            cpu = max(0.0, self.ended_cpu - cpu)
             gc.unfreeze()
             self.pool.close()
             self.loop.set_exception_handler(None)
             limit = honesty.lateness_limit_s(self.targets.values())
-            meta |= self.ledger.facts(lag=lag.samples, cpu_s=cpu, limit_s=limit)
+            meta |= self.ledger.facts(lag=lag.samples, used=self.used.since(used), limit_s=limit)
             meta |= {
                 "state": "interrupted" if self.interrupted else "finished",
                 "wall_s": round(max(0.0, self.ended - self.zero), 3),
@@ -349,7 +348,7 @@ class _Replay:
     def _finish(self, error: BaseException | None = None) -> None:
         if self.done.done():
             return
-        self.ended, self.ended_cpu = time.perf_counter(), time.process_time()
+        self.ended, self.used = time.perf_counter(), honesty.CpuUse.now()
         if error is None:
             self.done.set_result(None)
         else:

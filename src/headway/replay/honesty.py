@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from headway.replay.targets import Targets
 
@@ -17,6 +18,33 @@ LATENESS_SHARE, LATENESS_FLOOR_S = 0.05, 0.010
 LATENESS_DEFAULT_S = 0.050
 
 _TICK_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """What the client has used of its CPU at one moment, seconds: `wait_s` it was ready to run and had to wait for one.
+
+    Waiting is the machine's doing, not the client's, and None where the kernel does not tell.
+    """
+
+    cpu_s: float
+    wait_s: float | None
+
+    @classmethod
+    def now(cls) -> CpuUse:
+        """Return the use up to now: CPU of the process, wait of this thread, which runs the event loop."""
+        try:
+            with open("/proc/thread-self/schedstat") as file:
+                wait_s = int(file.read().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            wait_s = None
+        return cls(time.process_time(), wait_s)
+
+    def since(self, before: CpuUse) -> CpuUse:
+        """Return what was used since `before`."""
+        known = self.wait_s is not None and before.wait_s is not None
+        wait_s = max(0.0, self.wait_s - before.wait_s) if known else None
+        return CpuUse(max(0.0, self.cpu_s - before.cpu_s), wait_s)
 
 
 class LoopLag:

@@ -78,7 +78,7 @@ class Ledger:
             **{status: counts[status] for status in STATUSES},
         )
 
-    def facts(self, *, lag: list[float], cpu_s: float, limit_s: float) -> dict:
+    def facts(self, *, lag: list[float], used: honesty.CpuUse, limit_s: float) -> dict:
         """Return what goes into `run.json` at the end: honesty of the client and whether the run is valid."""
         lateness, loop_lag = honesty.spread(self._lateness), honesty.spread(lag)
         reasons = honesty.verdict(lateness=lateness, loop_lag=loop_lag, limit_s=limit_s)
@@ -90,9 +90,10 @@ class Ledger:
                 "lateness": lateness,
                 "lateness_limit_ms": round(limit_s * 1e3, 3),
                 "loop_lag": loop_lag,
-                "cpu_s": round(cpu_s, 4),
+                "cpu_s": round(used.cpu_s, 4),
+                "cpu_wait_s": None if used.wait_s is None else round(used.wait_s, 4),
                 "tokens": self.tokens,
-                "cpu_s_per_1000_tokens": round(cpu_s / self.tokens * 1e3, 5) if self.tokens else None,
+                "cpu_s_per_1000_tokens": round(used.cpu_s / self.tokens * 1e3, 5) if self.tokens else None,
             },
             "tokens_counted_by": self._counted_by,
             "buffered_responses": self._buffered,

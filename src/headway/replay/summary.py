@@ -163,9 +163,12 @@ def caption(run: Run, summary: dict) -> str:
     client = meta.get("client")
     if client:
         late, lag = client["lateness"], client["loop_lag"]
+        wait = client.get("cpu_wait_s")
+        waited = "" if wait is None else f", {wait:.2f} s ready to run and without a CPU"
         lines.append(
             f"Client: sent late by {_ms(late['p50_ms'])} / {_ms(late['p99_ms'])} / {_ms(late['max_ms'])} ms "
-            f"(P50 / P99 / max, n {late['n']}), loop lag P99 {_ms(lag['p99_ms'])} ms, {client['cpu_s']:.2f} CPU s."
+            f"(P50 / P99 / max, n {late['n']}), loop lag P99 {_ms(lag['p99_ms'])} ms, "
+            f"{client['cpu_s']:.2f} CPU s{waited}."
         )
     if total["queue"]["n"]:
         lines.append(
