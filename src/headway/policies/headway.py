@@ -91,7 +91,7 @@ class Headway:
                 work = cost.work_s(tokens, context)
             base += work
             room -= work
-            if tokens == whole and request.has_target:
+            if tokens == whole and request.slo.ttft_s is not None:
                 # Its first token leaves with the step: later prompts must not fill the step past its deadline.
                 spare = (request.due_s - start) / factor - base
                 if 0 <= spare < room:
@@ -118,6 +118,7 @@ class Headway:
     def _order(self, view: EngineView, head: list[RequestState], room: float) -> list[tuple[float, RequestState]]:
         """(work, request) in deadline order with safe jumps; what can't be on time any more goes last."""
         cost = view.cost.mean
+        token_s, pair_s = cost.a, cost.x  # `work_s` written out: this loop runs for every pending prefill, every step
         room = max(room, 1e-6)
         start = view.now_s + view.residual_s
         # Wall time of a second of prefill work when every step carries `room` of it.
@@ -130,8 +131,9 @@ class Headway:
         best: tuple[float, int] | None = None  # (work, place) of the shortest that may go first
         for request in head:
             computed, spare = request.computed_tokens, request.due_s - start
-            work = cost.work_s(request.target_tokens - computed, computed)
-            if spare < work and request.has_target:
+            tokens = request.target_tokens - computed
+            work = tokens * (token_s + pair_s * (computed + 0.5 * tokens))
+            if spare < work and request.slo.ttft_s is not None:
                 lost.append((work, request))
                 continue
             if margin * work * stretch <= least and (best is None or work < best[0]):
