@@ -128,7 +128,9 @@ def test_same_seed_same_bytes() -> None:
 def test_every_step_is_told_to_the_listener() -> None:
     """The listener sees q, n, K and X of each step: the terms of its price."""
     seen: list[tuple[int, int, int, float]] = []
-    run([(0.0, 15, 3)], on_step=lambda number, start, step, batch: seen.append((step.q, step.n, step.K, step.X)))
+    run(
+        [(0.0, 15, 3)], on_step=lambda issued: seen.append((issued.step.q, issued.step.n, issued.step.K, issued.step.X))
+    )
     assert seen == [(10, 0, 0, 50.0), (5, 0, 0, 62.5), (0, 1, 16, 0.0), (0, 1, 17, 0.0)]
 
 

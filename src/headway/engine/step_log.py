@@ -13,7 +13,8 @@ Lines with `event` tell the rest, so that the twin can be held against every dec
     refused    reason and the bound that could have been promised
     preempted, finished
 
-Times are seconds on the engine's monotonic clock. Requests are numbered to keep the lines short.
+Times are seconds on the engine's monotonic clock, unrounded: a deadline decides by its last digit.
+Requests are numbered to keep the lines short.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ class StepLog:
         self._write(
             {
                 "event": "arrived",
-                "t_s": _micro(now_s),
+                "t_s": now_s,
                 "r": state.seq,
                 "id": state.id,
-                "arrival_s": _micro(state.arrival_s),
-                "due_s": _micro(state.due_s),
+                "arrival_s": state.arrival_s,
+                "due_s": state.due_s,
                 "prompt_tokens": state.prompt_tokens,
                 "max_output_tokens": state.max_output_tokens,
                 "cached_tokens": state.computed_tokens,
@@ -70,8 +71,7 @@ class StepLog:
 
     def refused(self, request_id: str, now_s: float, reject: Reject) -> None:
         """A request was refused."""
-        bound = None if reject.bound_s is None else _micro(reject.bound_s)
-        self._about(request_id, "refused", now_s, reason=reject.reason.value, bound_s=bound)
+        self._about(request_id, "refused", now_s, reason=reject.reason.value, bound_s=reject.bound_s)
 
     def preempted(self, request_id: str, now_s: float) -> None:
         """The engine took the KV of a request away."""
@@ -91,13 +91,13 @@ class StepLog:
         numbers = self._numbers
         self._write(
             {
-                "t_s": _micro(ended_s),
+                "t_s": ended_s,
                 "q": step.q,
                 "n": step.n,
                 "K": step.K,
                 "X": step.X,
-                "seconds": _micro(step.seconds),
-                "planned_s": _micro(planned_s),
+                "seconds": step.seconds,
+                "planned_s": planned_s,
                 "chunks": {numbers[key]: tokens for key, tokens in chunks.items() if key in numbers},
                 "decodes": [numbers[key] for key in ids if key in numbers and key not in chunks],
             }
@@ -120,7 +120,7 @@ class StepLog:
 
     def _about(self, request_id: str, event: str, now_s: float, **fields: Any) -> None:
         if request_id in self._numbers:
-            line = {"event": event, "t_s": _micro(now_s), "r": self._numbers[request_id]}
+            line = {"event": event, "t_s": now_s, "r": self._numbers[request_id]}
             self._write({**line, **{key: value for key, value in fields.items() if value is not None}})
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -136,7 +136,3 @@ class StepLog:
             with contextlib.suppress(OSError):
                 self._file.close()  # tries once more to write what is buffered
         self._file = None
-
-
-def _micro(seconds: float) -> float:
-    return round(seconds, 6)

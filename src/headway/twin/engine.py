@@ -13,7 +13,7 @@ somebody reads it. Where the coming steps are decode-only and nobody decides any
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -51,8 +51,22 @@ POLL_S = 0.02
 _MAX_IDLE_POLLS = 10_000
 _MOST_AHEAD = 4096
 
-#: Called with (step number, start, step, batch) of every executed step.
-StepListener = Callable[[int, float, Step, Batch], None]
+#: Given (now, q, n, K, X) of a step it says when the step ends and which time is learned from; None: it has its price.
+StepTimes = Callable[[float, int, int, int, float], tuple[float, float] | None]
+
+
+class Issued(NamedTuple):
+    """An executed step as a listener sees it; `decoding` holds everybody who decodes, `batch.held` included."""
+
+    number: int
+    start_s: float
+    end_s: float
+    step: Step
+    batch: Batch
+    decoding: Iterable[Job]
+
+
+StepListener = Callable[[Issued], None]
 
 
 class Flight(NamedTuple):
@@ -94,6 +108,7 @@ class Engine:
         recorder: Recorder,
         blocking_s: float = 0.25,
         on_step: StepListener | None = None,
+        times: StepTimes | None = None,
     ) -> None:
         self.config = config
         self.truth = truth
@@ -104,6 +119,7 @@ class Engine:
         self.recorder = recorder
         self.blocking_s = blocking_s
         self.on_step = on_step
+        self.times = times  # measured ones, in place of price and noise
         self.ledger = Ledger()
         self.pool = KvPool(total=config.kv_blocks, block_size=config.block_size, caching=config.prefix_cache)
         self.batcher = Batcher(ledger=self.ledger, pool=self.pool, max_running=config.max_running, settle=self._settle)
@@ -278,9 +294,13 @@ class Engine:
             n -= len(batch.held)
             K -= sum(job.kv_shift + step + 1 for job in batch.held)
         q, X = batch.work() if batch.chunks else (0, 0.0)
-        seconds = self.truth.seconds(q, n, K, X) * self.noise.next()
+        measured = None if self.times is None else self.times(now, q, n, K, X)
+        if measured is None:
+            seconds = self.truth.seconds(q, n, K, X) * self.noise.next()
+            end = now + seconds
+        else:
+            end, seconds = measured
         batcher.context += n
-        end = now + seconds
         self._ends.append(end)
         self.busy_s += seconds
         self.steps_with_prefill += q > 0
@@ -289,7 +309,7 @@ class Engine:
                 chunk.job.start_s = now
         self._flight = Flight(batch, q, n, K, X, seconds)
         if self.on_step is not None:
-            self.on_step(step, now, self._flight.step(), batch)
+            self.on_step(Issued(step, now, end, self._flight.step(), batch, batcher.decoding.values()))
         if len(self._ends) >= self._trim_at:
             self._trim()
         return end
@@ -300,7 +320,7 @@ class Engine:
         Under vLLM's own order a queue that could not start now cannot start before somebody leaves: blocks only get
         fewer while everybody decodes, and the budget lacks only where the decodes alone spend it.
         """
-        if not self.config.fast or not self._steady or batch.chunks or batch.held:
+        if not self.config.fast or self.times is not None or not self._steady or batch.chunks or batch.held:
             return False
         if self.gate.inbox or self.ledger.undecided:
             return False

@@ -78,20 +78,23 @@ class Gate:
 
     def _state(self, arrival: Arrival) -> RequestState:
         """Return what the decisions see of a request. Only a clairvoyant is told an answer's true length."""
-        declared = arrival.output_tokens
+        declared = arrival.output_tokens if arrival.declared is None else arrival.declared
         cap = self._config.output_cap
         if cap is not None and not getattr(self._admission, "clairvoyant", False):
             declared = max(declared, cap)
-        return RequestState(
+        state = RequestState(
             id=arrival.id,
             seq=arrival.row,
             slo=arrival.slo,
-            arrival_s=arrival.time_s,
+            arrival_s=arrival.time_s if arrival.asked_s is None else arrival.asked_s,
             prompt_tokens=arrival.input_tokens,
             max_output_tokens=declared,
             front_s=self._config.front_s,
             patience_s=self._config.patience_s,
         )
+        if arrival.due_s is not None:
+            state.due_s = arrival.due_s
+        return state
 
     def take_in(self, now: float) -> None:
         """Let the decisions know of the requests since the last boundary."""

@@ -14,7 +14,11 @@ _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "slo_class", "session_
 
 
 class Arrival(NamedTuple):
-    """One request of the trace."""
+    """One request of the trace.
+
+    The last three are for requests that a real engine has seen: when its server got them, which answer they declared,
+    and the deadline of their first token. None: on arrival, the true length, by the engine's settings.
+    """
 
     row: int  # position in the trace that is simulated
     time_s: float
@@ -25,6 +29,9 @@ class Arrival(NamedTuple):
     session_id: str | None = None
     hash_ids: Sequence[int] | None = None
     hash_block: int = 0
+    asked_s: float | None = None
+    declared: int | None = None
+    due_s: float | None = None
 
     @property
     def id(self) -> str:
