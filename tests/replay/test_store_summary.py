@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from headway.replay.record import SCHEMA
+from headway.replay.stats import interval_ranks
 from headway.replay.store import Run
 from headway.replay.summary import summarise, table
 
@@ -164,3 +165,20 @@ def test_queue_and_compute_where_the_server_tells():
     console = Console(width=160, file=io.StringIO())
     console.print(table(Run(path=Path("r"), meta={}, frame=frame([ok(1.0, 2.0, 2.1)]))))
     assert "queue" not in console.file.getvalue()
+
+
+def test_intervals_of_one_run():
+    """3 of 4 attained: Wilson 0.301 to 0.954. 400 TTFTs of 1 to 400 ms: P99 396, interval of order statistics; none
+    below 368 requests, and none for pooled gaps.
+    """
+    few = summarise(frame([ok(0.0, 1.0)] * 3 + [bad("refused", 0.0, 0.1)]))["total"]
+    assert few["attainment_interval"] == pytest.approx([0.3006, 0.9544], abs=1e-4)
+    assert few["ttft"]["p99_interval_s"] is None
+    many = summarise(frame([ok(0.0, (i + 1) / 1000) for i in range(400)]))["total"]
+    assert many["ttft"]["p99_s"] == 0.396
+    low, high = (round(bound * 1000) for bound in many["ttft"]["p99_interval_s"])
+    assert (low, high) == interval_ranks(400, 0.99)
+    assert "p99_interval_s" not in many["tbt"]
+    console = Console(width=160, file=io.StringIO())
+    console.print(table(Run(path=Path("r"), meta={}, frame=frame([ok(0.0, 1.0)] * 3 + [bad("refused", 0.0, 0.1)]))))
+    assert "30.1 to 95.4 %" in console.file.getvalue()

@@ -2,6 +2,10 @@
 
 Percentiles are nearest rank. Latency percentiles are over requests with status `ok`; `*_all` takes every offered
 request, where one without an answer counts as infinite (null), so a fast refusal never improves a percentile.
+
+Intervals are at 95 %: order statistics for percentiles, Wilson for attainment (docs/compare.md). Both take requests as
+independent, which neighbours in one queue are not: they are the least that the noise of one run can be, and two runs
+are compared by `headway compare`, which resamples blocks.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import polars as pl
 from rich.table import Table
 
 from headway.replay.server_metrics import in_words
+from headway.replay.stats import interval_ranks, min_n, wilson
 from headway.replay.store import Run
 from headway.replay.targets import DEFAULT_CLASS
 
@@ -33,8 +38,9 @@ def summarise(frame: pl.DataFrame) -> dict:
     goodput_tok_s (attained requests and their tokens per second from the first scheduled arrival to the last end);
     accepted, missed, miss_share (accepted = ok, cut off, or failed after a 200 or by time-out); ttft, tpot, tbt, e2e,
     service_ttft, queue (told by the server), compute (service_ttft - queue: prefill and HTTP) (each n, p50_s, p90_s,
-    p99_s, max_s); ttft_all (over all n, null = infinite); attainment_from_send (the
-    service-time view, blind to a late client); offered_req_s; refusal and failure reasons with counts.
+    p99_s, max_s, and `p50_interval_s` to `p99_interval_s`, None where n is too small; tbt has none, because the gaps
+    of one answer are no sample of requests); attainment_interval; ttft_all (over all n, null = infinite);
+    attainment_from_send (the service-time view, blind to a late client); offered_req_s; refusal and failure reasons with counts.
     """
     span = _span_s(frame)
     named = frame.with_columns(pl.col("slo_class").fill_null(DEFAULT_CLASS))
@@ -68,6 +74,7 @@ def _part(frame: pl.DataFrame, span_s: float) -> dict:
         **{status: counts.get(status, 0) for status in ("ok", "refused", "failed", "cut_off")},
         "attained": attained,
         "attainment": attained / n if n else None,
+        "attainment_interval": list(wilson(attained, n)) if n else None,
         "attainment_from_send": _from_send(frame) / n if n else None,
         "goodput_req_s": attained / span_s if span_s else None,
         "goodput_tok_s": good_tokens / span_s if span_s else None,
@@ -77,7 +84,7 @@ def _part(frame: pl.DataFrame, span_s: float) -> dict:
         "miss_share": missed / accepted.height if accepted.height else None,
         "ttft": _points(ok["ttft_s"].to_numpy()),
         "tpot": _points(ok["tpot_s"].drop_nulls().to_numpy()),
-        "tbt": _points(gaps.to_numpy()),
+        "tbt": _points(gaps.to_numpy(), intervals=False),
         "e2e": _points(ok["e2e_s"].to_numpy()),
         "service_ttft": _points(ok["service_ttft_s"].drop_nulls().to_numpy()),
         "queue": _points(ok["queue_s"].drop_nulls().to_numpy()),
@@ -109,11 +116,16 @@ def _span_s(frame: pl.DataFrame) -> float:
     return float((frame["end_s"].max() or 0.0) - frame["scheduled_s"].min())
 
 
-def _points(values: np.ndarray) -> dict[str, float | int | None]:
+def _points(values: np.ndarray, *, intervals: bool = True) -> dict[str, float | int | list[float | None] | None]:
     ordered = np.sort(values)
     n = len(ordered)
     at = lambda q: _finite(ordered[max(0, math.ceil(q * n - 1e-9) - 1)]) if n else None  # noqa: E731
-    return {"n": n, **{f"{name}_s": at(q) for name, q in _POINTS.items()}, "max_s": at(1.0)}
+    found = {"n": n, **{f"{name}_s": at(q) for name, q in _POINTS.items()}, "max_s": at(1.0)}
+    if intervals:
+        for name, q in _POINTS.items():
+            ranks = interval_ranks(n, q) if n else None
+            found[f"{name}_interval_s"] = None if ranks is None else [_finite(ordered[rank - 1]) for rank in ranks]
+    return found
 
 
 def _finite(value: float) -> float | None:
@@ -134,13 +146,16 @@ def table(run: Run) -> Table:
         "requests": lambda part: str(part["n"]),
         "offered, req/s": lambda part: _number(part["offered_req_s"], 2),
         "attained": lambda part: _percent(part["attainment"]),
+        "attained, 95 % interval": lambda part: _span(part["attainment_interval"], 100, 1, " %"),
         "goodput, req/s": lambda part: _number(part["goodput_req_s"], 2),
         "refused": lambda part: str(part["refused"]),
         "failed": lambda part: str(part["failed"]),
         "cut off": lambda part: str(part["cut_off"]),
         "missed of accepted": lambda part: f"{part['missed']} of {part['accepted']}",
         "TTFT P50 / P90 / P99, s": lambda part: _triple(part["ttft"], 1, 3),
+        "TTFT P99, 95 % interval, s": lambda part: _span(part["ttft"]["p99_interval_s"], 1, 3),
         "TPOT P50 / P90 / P99, ms": lambda part: _triple(part["tpot"], 1e3, 1),
+        "TPOT P99, 95 % interval, ms": lambda part: _span(part["tpot"]["p99_interval_s"], 1e3, 1),
         "TBT P50 / P90 / P99, ms": lambda part: _triple(part["tbt"], 1e3, 1),
     }
     if any(part["queue"]["n"] for part in parts.values()):
@@ -158,7 +173,9 @@ def caption(run: Run, summary: dict) -> str:
     total, meta = summary["total"], run.meta
     lines = [
         f"Latency from the scheduled arrival; percentiles by {METHOD} over the {total['ok']} requests that ended well; "
-        "attained = share of all, refused, failed and cut-off ones included."
+        "attained = share of all, refused, failed and cut-off ones included.",
+        "Intervals of this run alone, requests taken as independent: Wilson for shares, order statistics for "
+        f"percentiles (a P99 takes {min_n(0.99)} requests).",
     ]
     client = meta.get("client")
     if client:
@@ -207,6 +224,14 @@ def caption(run: Run, summary: dict) -> str:
 def _triple(points: dict, scale: float, digits: int) -> str:
     values = [points[f"{name}_s"] for name in _POINTS]
     return " / ".join("-" if value is None else f"{value * scale:.{digits}f}" for value in values)
+
+
+def _span(bounds: list[float | None] | None, scale: float, digits: int, unit: str = "") -> str:
+    """Return `low to high`; a dash where n is too small for an interval."""
+    if bounds is None:
+        return "-"
+    low, high = ("inf" if bound is None else f"{bound * scale:.{digits}f}" for bound in bounds)
+    return f"{low} to {high}{unit}"
 
 
 def _number(value: float | None, digits: int) -> str:
