@@ -40,7 +40,8 @@ def summarise(frame: pl.DataFrame) -> dict:
     service_ttft, queue (told by the server), compute (service_ttft - queue: prefill and HTTP) (each n, p50_s, p90_s,
     p99_s, max_s, and `p50_interval_s` to `p99_interval_s`, None where n is too small; tbt has none, because the gaps
     of one answer are no sample of requests); attainment_interval; ttft_all (over all n, null = infinite);
-    attainment_from_send (the service-time view, blind to a late client); offered_req_s; refusal and failure reasons with counts.
+    attainment_from_send (the service-time view, blind to a late client); offered_req_s; refusal and failure
+    reasons with counts.
     """
     span = _span_s(frame)
     named = frame.with_columns(pl.col("slo_class").fill_null(DEFAULT_CLASS))
