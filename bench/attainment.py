@@ -68,10 +68,9 @@ def main() -> None:
         log["capacity_req_s"] = capacity
         if args.quick:
             best = {(kind, load): tuned(96, 600) for kind in kinds for load in loads}
-        elif args.sweep_from is not None:
-            log["sweep"] = json.loads(args.sweep_from.read_text(encoding="utf-8"))["sweep"]
-            best = {(kind, load): best_point(log["sweep"], kind, load) for kind in kinds for load in loads}
         else:
+            if args.sweep_from is not None:
+                log["sweep"] = json.loads(args.sweep_from.read_text(encoding="utf-8"))["sweep"]
             best = sweep(arena, kinds, capacity, loads, args.sweep_duration, say, log["sweep"])
             keep()
         rivals = {system.name: system for system in best.values()}
@@ -123,54 +122,63 @@ def sweep(
     say: Any,
     log: dict[str, Any],
 ) -> dict[tuple[str, float], System]:
-    """Return the best tuned point for each kind and load: all points at the first load, the three best at the rest."""
-    attained: dict[tuple[str, float, str], float] = {}
+    """Return the best tuned point for each kind and load; points that `log` holds already are not run again.
+
+    All points run at the first load. At higher loads the three best of it run, and beside each the one with the next
+    shorter queue: the more is offered, the less may wait.
+    """
     points = [tuned(budget, queued) for budget, queued in itertools.product(BUDGETS, QUEUED)]
     by_name = {point.name: point for point in points}
 
-    def run(batch: list[System], wanted: list[tuple[str, float, str]]) -> None:
-        arena.start(*batch)
-        for kind, load, name in wanted:
-            cells = duel(
-                arena,
-                [by_name[name]],
-                WORKLOADS[kind],
-                capacity=capacity[kind],
-                loads=[load],
-                seeds=[100],
-                duration_s=duration,
-                on_run=lambda cell, kind=kind: say(f"sweep {kind} {line(cell)}"),
-            )
-            attained[kind, load, name] = cells[0].summary["total"]["attainment"]
-            log[f"{kind} {load:g}x {name}"] = attained[kind, load, name]
-        arena.stop(*batch)
+    def run(wanted: list[tuple[str, float, str]]) -> None:
+        wanted = [w for w in wanted if key(*w) not in log]
+        names = sorted({name for _, _, name in wanted})
+        for first in range(0, len(names), 3):
+            batch = [by_name[name] for name in names[first : first + 3]]
+            arena.start(*batch)
+            for kind, load, name in wanted:
+                if by_name[name] not in batch:
+                    continue
+                cells = duel(
+                    arena,
+                    [by_name[name]],
+                    WORKLOADS[kind],
+                    capacity=capacity[kind],
+                    loads=[load],
+                    seeds=[100],
+                    duration_s=duration,
+                    on_run=lambda cell, kind=kind: say(f"sweep {kind} {line(cell)}"),
+                )
+                log[key(kind, load, name)] = cells[0].summary["total"]["attainment"]
+            arena.stop(*batch)
 
-    for first in range(0, len(points), 3):
-        batch = points[first : first + 3]
-        run(batch, [(kind, loads[0], point.name) for point in batch for kind in kinds])
-    rest = []
-    for kind in kinds:
-        ranked = sorted(by_name, key=lambda name: -attained[kind, loads[0], name])[:3]
-        rest += [(kind, load, name) for load in loads[1:] for name in ranked]
-    names = sorted({name for _, _, name in rest})
-    for first in range(0, len(names), 4):
-        batch_names = names[first : first + 4]
-        run([by_name[n] for n in batch_names], [w for w in rest if w[2] in batch_names])
-    return {
-        (kind, load): by_name[
-            max((n for k, at, n in attained if k == kind and at == load), key=lambda n: attained[kind, load, n])
-        ]
-        for kind in kinds
-        for load in loads
-    }
+    run([(kind, loads[0], name) for name in by_name for kind in kinds])
+    for load in loads[1:]:
+        run([(kind, load, name) for kind in kinds for name in candidates(kind, loads[0], log)])
+    return {(kind, load): by_name[best_name(log, kind, load)] for kind in kinds for load in loads}
 
 
-def best_point(found: dict[str, float], kind: str, load: float) -> System:
-    """Return the best point that a sweep found for a kind at a load."""
-    prefix = f"{kind} {load:g}x tuned-"
-    name = max((key for key in found if key.startswith(prefix)), key=lambda key: found[key])
-    budget, queued = (int(word) for word in name.removeprefix(prefix).split("-"))
-    return tuned(budget, queued)
+def key(kind: str, load: float, name: str) -> str:
+    """Return the name of one point of the sweep in the log."""
+    return f"{kind} {load:g}x {name}"
+
+
+def best_name(found: dict[str, float], kind: str, load: float) -> str:
+    """Return the best point that a sweep found for a kind at a load; of equals the one found first."""
+    prefix = key(kind, load, "")
+    return max((k for k in found if k.startswith(prefix)), key=lambda k: found[k]).removeprefix(prefix)
+
+
+def candidates(kind: str, load: float, found: dict[str, float]) -> list[str]:
+    """Return the points to try above `load`: the three best there, and each with the next shorter queue."""
+    prefix = key(kind, load, "")
+    names = [k.removeprefix(prefix) for k in found if k.startswith(prefix)]
+    chosen: list[str] = []
+    for name in sorted(names, key=lambda n: -found[prefix + n])[:3]:
+        budget, queued = (int(word) for word in name.removeprefix("tuned-").split("-"))
+        shorter = [q for q in QUEUED if q < queued]
+        chosen += [name, *([tuned(budget, max(shorter)).name] if shorter else [])]
+    return list(dict.fromkeys(chosen))
 
 
 def score(kind: str, cells: list[Cell], base: System, best: Any, ours: System, loads: Any) -> dict[str, float]:
