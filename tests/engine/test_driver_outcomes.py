@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from driver_script import Scripted, accept_all, classes, engine, facts, message
 
-from headway.core import EngineView, StepPlan
+from headway.core import CostCoefficients, EngineView, StepPlan
 from headway.engine.base import RequestTag
 from headway.engine.driver import Driver
 from headway.engine.fake import FakeEngine
@@ -158,5 +158,24 @@ def test_the_step_cost_learns_from_every_step() -> None:
     gauges = fake.driver.gauges()
     assert gauges["ready"] == 1
     assert gauges["cost_a"] == pytest.approx(0.001, rel=0.05)
-    assert gauges["judged"] > 0
+    assert gauges["judged_mixed"] > 0
     assert (gauges["pending"], gauges["decoding"], gauges["undecided"]) == (0, 0, 0)
+
+
+def test_drift_of_the_step_times_is_reported() -> None:
+    """Steps that all take three times as long from one on: said once, for the HTTP side's events."""
+    fake = engine(accept_all)
+    for i in range(60):
+        fake.add(f"r{i}", prompt_tokens=50 + i, output_tokens=2)
+        fake.run()
+    assert not [m for m in fake.messages if m["kind"] == "drift"]
+    now = fake.coefficients
+    fake.coefficients = CostCoefficients(g=3 * now.g, a=3 * now.a, b=3 * now.b)
+    for i in range(60, 80):
+        fake.add(f"r{i}", prompt_tokens=50 + i, output_tokens=2)
+        fake.run()
+    found = [m for m in fake.messages if m["kind"] == "drift"]
+    # The mean is scaled at once for both kinds of steps, so the decode-only ones need no alarm of their own.
+    assert [(m["state"], m["regime"]) for m in found] == [("tightened", "mixed")]
+    assert found[0]["level"] == pytest.approx(3.0, rel=0.05)
+    assert found[0]["exceeded"] > found[0]["limit"]

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from headway.core import Reason, Slo, Step
+from headway.core.cost import REGIMES
 from headway.engine.report import Message, Outcome, Report
 from headway.engine.vllm.metrics import Metrics
 
@@ -127,16 +128,14 @@ def gauges(**changes: float) -> dict[str, float]:
         "pending",
         "undecided",
         "pending_tokens",
-        "exceeded",
-        "judged",
+        *(f"{key}_{regime}" for key in ("exceeded", "judged", "factor", "drifting") for regime in REGIMES),
         "eps",
-        "factor",
         "ready",
         "cost_g",
         "cost_a",
         "cost_b",
     ]
-    return dict.fromkeys(keys, 0.0) | {"judged": 4, "exceeded": 1} | changes
+    return dict.fromkeys(keys, 0.0) | {"judged_mixed": 4, "exceeded_mixed": 1} | changes
 
 
 def test_the_engine_message_sets_gauges_and_counts_steps(registry: CollectorRegistry) -> None:
@@ -145,7 +144,7 @@ def test_the_engine_message_sets_gauges_and_counts_steps(registry: CollectorRegi
     report.decision(0.0004, 96)
     recorded(report, metrics, gauges=gauges(pending=3, pending_tokens=700), now_s=10.0)
     report.decision(0.0002, 64)
-    report.step(Step(q=10, n=1, K=5, X=0, seconds=0.5), exceeded=False)
+    report.step(Step(q=10, n=1, K=5, X=0, seconds=0.5))
     report.failed_open()
     recorded(report, metrics, gauges=gauges(pending=2, pending_tokens=600), now_s=12.0)
     assert text(registry, "queue_", "token_budget", "steps", "engine_busy", "fail_open") == "\n".join(
@@ -163,7 +162,24 @@ def test_the_engine_message_sets_gauges_and_counts_steps(registry: CollectorRegi
         [
             "headway_decision_seconds_count 2.0",
             "headway_decision_seconds_sum 0.0006000000000000001",
-            "headway_step_envelope_exceeded_ratio 0.25",
+            'headway_step_envelope_exceeded_ratio{regime="mixed"} 0.25',
+        ]
+    )
+
+
+def test_the_envelope_is_measured_by_regime(registry: CollectorRegistry) -> None:
+    """Decode-only and mixed steps err differently, so exceedance, factor and drift are told apart."""
+    metrics = Metrics(registry)
+    state = gauges(judged_decode_only=10, exceeded_decode_only=5, factor_decode_only=1.5, drifting_decode_only=1)
+    recorded(Report(), metrics, gauges=state)
+    assert text(registry, "step_envelope_exceeded", "step_envelope_factor", "step_envelope_drifting") == "\n".join(
+        [
+            'headway_step_envelope_exceeded_ratio{regime="decode_only"} 0.5',
+            'headway_step_envelope_exceeded_ratio{regime="mixed"} 0.25',
+            'headway_step_envelope_factor{regime="decode_only"} 1.5',
+            'headway_step_envelope_factor{regime="mixed"} 0.0',
+            'headway_step_envelope_drifting{regime="decode_only"} 1.0',
+            'headway_step_envelope_drifting{regime="mixed"} 0.0',
         ]
     )
 
@@ -172,7 +188,7 @@ def test_an_idle_engine_is_not_busy(registry: CollectorRegistry) -> None:
     """Its last report says that nothing is left, and no other comes until there is work."""
     report, metrics = Report(), Metrics(registry)
     recorded(report, metrics, gauges=gauges(decoding=1), now_s=10.0)
-    report.step(Step(q=10, n=1, K=5, X=0, seconds=0.5), exceeded=False)
+    report.step(Step(q=10, n=1, K=5, X=0, seconds=0.5))
     recorded(report, metrics, gauges=gauges(decoding=1), now_s=11.0)
     assert text(registry, "engine_busy_ratio") == "headway_engine_busy_ratio 0.5"
     recorded(report, metrics, gauges=gauges(), now_s=12.0)
@@ -221,7 +237,7 @@ def test_what_a_report_measured_is_told_once() -> None:
     """Counters since the last gauges; without gauges they are kept for the next time."""
     report = Report()
     report.decision(0.001, 5)
-    report.step(Step(q=1, n=0, K=0, X=0, seconds=0.25), exceeded=True)
+    report.step(Step(q=1, n=0, K=0, X=0, seconds=0.25))
     assert report.take(None) == {}
     first: Message = report.take({})[0][0]
     assert (first["steps"], first["busy_s"], first["decisions_s"]) == (1, 0.25, [0.001])

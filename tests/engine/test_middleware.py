@@ -287,6 +287,14 @@ async def test_each_refusal_and_each_miss_is_one_line(environment: Path) -> None
     assert all("unix_s" in line for line in lines)
 
 
+async def test_drift_is_one_line_with_its_numbers(environment: Path) -> None:
+    """The band that the exceedance left, and the factors before and after."""
+    world = World(stream)
+    world.deliver({"kind": "drift", "state": "tightened", "regime": "mixed", "exceeded": 7, "judged": 16, "limit": 5})
+    (line,) = [json.loads(line) for line in environment.read_text().splitlines()]
+    assert (line["event"], line["state"], line["exceeded"]) == ("headway_drift", "tightened", 7)
+
+
 async def test_events_go_to_standard_error_without_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -353,6 +353,7 @@ def test_metrics_show_every_series(served: Served, client: Client) -> None:
         "step_envelope_factor",
         "step_envelope_eps",
         "step_envelope_exceeded_ratio",
+        "step_envelope_drifting",
         "step_cost_ready",
         "step_cost_base_seconds",
         "step_cost_prefill_token_seconds",

@@ -5,14 +5,12 @@
 q prefill tokens, n decoding requests, K context tokens read by the decodes, X = sum over prefill chunks of
 chunk * (context before it + chunk / 2), the token pairs that the attention of the prefill touches. Learned by
 recursive least squares with exponential forgetting (the normal equations are kept, so the fit is exact and five
-numbers can be held at zero when the data would make them negative). The envelope at 1 - eps is split conformal
-(Lei et al. 2018, section 2): the fit of before a step is scored on that step, and the ceil((m + 1)(1 - eps))-th
-smallest of the last m ratios measured / predicted scales the mean.
+numbers can be held at zero when the data would make them negative). The envelope at 1 - eps is split conformal and
+watched for drift (core/envelope.py).
 """
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -20,6 +18,8 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from headway.core.envelope import SPANS, Drift, Envelope
 
 #: Scale of q, n, K, X that makes the normal equations well conditioned (typical sizes, not limits).
 _SCALE = np.array([1.0, 100.0, 10.0, 10_000.0, 100_000.0])
@@ -74,40 +74,12 @@ NO_LIMIT = 1 << 31
 UNKNOWN = CostCoefficients(g=0.02, a=0.0005, b=0.0003)
 
 
-#: Largest envelope / mean. When single steps err by more than this, no step size can be promised, and sizing every
-#: step for the worst stall would refuse nearly everybody; the measured exceedance shows that promises are at risk.
-FACTOR_LIMIT = 2.0
+#: The regimes that are calibrated apart because they err differently, by whether the step carries prefill.
+REGIMES = ("decode_only", "mixed")
 
-
-class _Envelope:
-    """Sliding window of ratios measured / predicted with its conformal quantile and its own exceedance rate."""
-
-    __slots__ = ("_exceeded", "_ratios", "_sorted", "eps", "factor", "window")
-
-    def __init__(self, eps: float, window: int) -> None:
-        self.eps = eps
-        self.window = window
-        self._ratios: deque[float] = deque()
-        self._sorted: list[float] = []
-        self._exceeded: deque[bool] = deque(maxlen=4 * window)
-        self.factor = 1.25  # until enough steps are seen
-
-    def add(self, ratio: float) -> None:
-        self._exceeded.append(ratio > self.factor)
-        self._ratios.append(ratio)
-        bisect.insort(self._sorted, ratio)
-        if len(self._ratios) > self.window:
-            del self._sorted[bisect.bisect_left(self._sorted, self._ratios.popleft())]
-        m = len(self._sorted)
-        rank = math.ceil((m + 1) * (1 - self.eps))
-        if rank <= m:
-            self.factor = min(max(1.0, self._sorted[rank - 1]), FACTOR_LIMIT)
-        elif m >= 8:  # too few for this eps: the largest seen is the best statement there is
-            self.factor = min(max(1.0, self._sorted[-1]), FACTOR_LIMIT)
-
-    @property
-    def exceeded(self) -> tuple[int, int]:
-        return sum(self._exceeded), len(self._exceeded)
+#: Seven in eight of the last 16 steps longer than predicted by this, or of the last 64 shorter: the machine has
+#: changed, and the fit would follow in about `memory` steps only. The mean is scaled by the quartile next to one.
+_LONGER, _SHORTER = 1.1, 0.8
 
 
 class StepCost:
@@ -116,7 +88,7 @@ class StepCost:
     Args:
         prior: coefficients believed before any step is seen (a saved profile), or None for "unknown".
         eps: share of steps that may exceed the envelope.
-        window: steps over which the envelope is calibrated.
+        window: steps over which the envelope is calibrated; None: 256, or as many as this eps needs.
         memory: steps after which a step's weight in the fit has fallen to 1/e.
     """
 
@@ -128,7 +100,7 @@ class StepCost:
         prior: CostCoefficients | None = None,
         *,
         eps: float = 0.05,
-        window: int = 256,
+        window: int | None = None,
         memory: float = 1500.0,
     ) -> None:
         if not 0 < eps < 1:
@@ -142,8 +114,10 @@ class StepCost:
         theta = np.array([self.mean.g, self.mean.a, self.mean.b, self.mean.k, self.mean.x]) * _SCALE
         self._gram = strength * np.eye(5)
         self._moment = strength * theta
-        # Held back for decode-only and for mixed steps apart: they err differently.
-        self._envelopes = (_Envelope(eps, window), _Envelope(eps, window))
+        window = window or max(256, math.ceil(1 / eps))
+        self._envelopes = (Envelope(eps, window), Envelope(eps, window))
+        self._recent: deque[tuple[float, bool]] = deque(maxlen=SPANS[-1])  # ratios of both regimes, whether mixed
+        self._drifts: list[Drift] = []
         self.steps = 0
         self.prefill_steps = 0
 
@@ -162,12 +136,14 @@ class StepCost:
         return self._envelopes[q > 0].factor * self.mean.seconds(q, n, K, X)
 
     def observe(self, step: Step) -> float:
-        """Learn from one executed step; return measured / predicted (prediction of before this step)."""
+        """Learn from one executed step; return measured / predicted (prediction of before this step).
+
+        What it says about drift is in `drifts`.
+        """
         predicted = self.mean.seconds(step.q, step.n, step.K, step.X)
         ratio = step.seconds / predicted if predicted > 0 else 1.0
         self.steps += 1
         self.prefill_steps += step.q > 0
-        envelope = self._envelopes[step.q > 0]
         # A host stall is no news about the engine: the envelope sees it whole, the fit a clipped one.
         trusted = self.steps > 2 * self.READY_AFTER
         seconds = min(step.seconds, 2.0 * predicted) if trusted else step.seconds
@@ -178,11 +154,67 @@ class StepCost:
         self._moment *= self._forget
         self._gram += weight * np.outer(row, row)
         self._moment += (weight * seconds) * row
-        if trusted:
-            envelope.add(ratio)
         if self.steps <= 32 or self.steps % 8 == 0:
             self._solve()
+        if trusted:
+            self._judge(ratio, step.q > 0)
         return ratio
+
+    def _judge(self, ratio: float, mixed: bool) -> None:
+        """Calibrate the envelope on a step, and look whether it still holds."""
+        envelope, recent = self._envelopes[mixed], self._recent
+        before = envelope.factor
+        over = envelope.add(ratio)
+        recent.append((ratio, mixed))
+        level = 1.0
+        found = envelope.left_band() if over else None
+        if found is not None:
+            newest = sorted(each for each, _ in list(recent)[-SPANS[0] :])
+            if len(newest) == SPANS[0] and newest[SPANS[0] // 8] > _LONGER:
+                level = newest[SPANS[0] // 4]
+                self._scale(level, SPANS[0])
+            again = envelope.drifting
+            envelope.tighten()
+            if again:
+                return  # said before
+        else:
+            if self.steps % 8 == 0 and len(recent) == SPANS[-1]:
+                longest = sorted((each for each, _ in recent), reverse=True)
+                if longest[SPANS[-1] // 8] < _SHORTER:
+                    self._scale(longest[SPANS[-1] // 4], SPANS[-1])
+            found = envelope.is_back()
+            if found is None:
+                return
+            envelope.relax()
+        exceeded, judged, limit = found
+        self._drifts.append(
+            Drift(
+                regime=REGIMES[mixed],
+                tightened=envelope.drifting,
+                exceeded=exceeded,
+                judged=judged,
+                limit=limit,
+                factor_before=before,
+                factor=envelope.factor,
+                level=level,
+            )
+        )
+
+    def _scale(self, level: float, newest: int) -> None:
+        """The last `newest` steps took `level` times what was predicted: so does the fit from now on."""
+        self._moment *= level
+        self._solve()
+        recent = list(self._recent)
+        old, new = recent[: len(recent) - newest], recent[len(recent) - newest :]
+        self._recent.clear()
+        self._recent.extend([*old, *((ratio / level, mixed) for ratio, mixed in new)])
+        for regime, envelope in enumerate(self._envelopes):
+            envelope.scale(level, sum(mixed == bool(regime) for _, mixed in new))
+
+    def drifts(self) -> list[Drift]:
+        """Return and forget what was found since the last call, in order."""
+        found, self._drifts = self._drifts, []
+        return found
 
     def _solve(self) -> None:
         """Least squares with non-negative coefficients: drop the most negative one, solve again."""
@@ -205,6 +237,10 @@ class StepCost:
         """Return (steps over their envelope, steps judged) of the recent past."""
         pairs = [envelope.exceeded for envelope in self._envelopes]
         return sum(p[0] for p in pairs), sum(p[1] for p in pairs)
+
+    def regimes(self) -> dict[str, Envelope]:
+        """Return the envelope of every regime (to be read)."""
+        return dict(zip(REGIMES, self._envelopes, strict=True))
 
     @classmethod
     def fixed(cls, coefficients: CostCoefficients, *, factor: float = 1.0, eps: float = 0.05) -> Self:

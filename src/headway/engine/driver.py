@@ -193,9 +193,10 @@ class Driver:
         if done is not None:
             step, ids = done
             if step.q or step.n:
-                exceeded = step.seconds > self.cost.envelope(step.q, step.n, step.K, step.X)
                 self.cost.observe(step)
-                self.report.step(step, exceeded)
+                self.report.step(step)
+                for drift in self.cost.drifts():
+                    self.report.drift(drift)
             tracked_all = self._tracked
             for request_id in ids:
                 tracked = tracked_all.get(request_id)
@@ -223,7 +224,6 @@ class Driver:
     def gauges(self) -> dict[str, float]:
         """Return the present state of the queues and of the cost model for the metrics."""
         ledger, cost = self.ledger, self.cost
-        exceeded, judged = cost.exceeded()
         _, remaining, _, _ = ledger.columns()
         mean = cost.mean
         return {
@@ -231,10 +231,8 @@ class Driver:
             "pending": len(ledger.pending),
             "undecided": len(ledger.undecided),
             "pending_tokens": float(remaining.sum()),
-            "exceeded": exceeded,
-            "judged": judged,
+            **self._envelopes(),
             "eps": cost.eps,
-            "factor": cost.factor,
             "ready": float(cost.ready),
             "cost_g": mean.g,
             "cost_a": mean.a,
@@ -242,6 +240,19 @@ class Driver:
             "cost_k": mean.k,
             "cost_x": mean.x,
         }
+
+    def _envelopes(self) -> dict[str, float]:
+        """Return what was measured of the envelope, by regime."""
+        found: dict[str, float] = {}
+        for regime, envelope in self.cost.regimes().items():
+            exceeded, judged = envelope.exceeded
+            found |= {
+                f"exceeded_{regime}": exceeded,
+                f"judged_{regime}": judged,
+                f"factor_{regime}": envelope.factor,
+                f"drifting_{regime}": float(envelope.drifting),
+            }
+        return found
 
     # Inside
 

@@ -69,6 +69,7 @@ class FakeEngine:
 
     Attributes:
         driver: the driver under test.
+        coefficients: the true cost of a step; may change between steps.
         now_s: the engine's clock.
         messages: what the driver reported, in order (for the metrics, see report.py).
         steps: (q, n, seconds) of every step that computed something.
@@ -94,7 +95,7 @@ class FakeEngine:
         self.now_s = 0.0
         self.messages: list[Message] = []
         self.steps: list[tuple[int, int, float]] = []
-        self._coefficients = coefficients
+        self.coefficients = coefficients
         self._kv = KvView(block_size=block_size, total_blocks=blocks, free_blocks=blocks)
         self._limits = {
             "max_step_tokens": max_step_tokens,
@@ -161,7 +162,7 @@ class FakeEngine:
         flight = self.driver.recorder.in_flight
         assert flight is not None
         if tokens:
-            seconds = self._coefficients.seconds(flight.q, flight.n, flight.K, flight.X)
+            seconds = self.coefficients.seconds(flight.q, flight.n, flight.K, flight.X)
             self.steps.append((flight.q, flight.n, seconds))
         else:
             seconds = EMPTY_STEP_S if self._live else 0.0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from headway.core import Reason, Slo, Step
+from headway.core.envelope import Drift
 
 #: Messages of one kind of event; plain values only, so that any transport can carry them.
 Message = dict[str, Any]
@@ -128,7 +130,13 @@ class Report:
         self._decisions.append(seconds)
         self._token_budget = float(token_budget)
 
-    def step(self, step: Step, exceeded: bool) -> None:
+    def drift(self, drift: Drift) -> None:
+        """The exceedance of the envelope left its band, and promises are made with a wider one, or it is back."""
+        state = "tightened" if drift.tightened else "recovered"
+        fields = {k: v for k, v in dataclasses.asdict(drift).items() if k != "tightened"}
+        self._put(0, {"kind": "drift", "state": state, **fields})
+
+    def step(self, step: Step) -> None:
         """A step ended."""
         self._steps += 1
         self._busy_s += step.seconds

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 from weakref import WeakSet
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from headway.core.cost import REGIMES
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 40, 80, 160, 640)
 _FAST = (5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
@@ -27,8 +30,8 @@ class Metrics:
         def counter(name: str, text: str, labels: list[str]) -> Counter:
             return Counter(f"headway_{name}", text, labels, registry=registry)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"headway_{name}", text, registry=registry, multiprocess_mode="mostrecent")
+        def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(f"headway_{name}", text, labels, registry=registry, multiprocess_mode="mostrecent")
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
             return Histogram(f"headway_{name}", text, by_class, registry=registry, buckets=buckets)
@@ -63,7 +66,6 @@ class Metrics:
                 ("undecided", "undecided_requests", "Requests without a verdict"),
                 ("pending_tokens", "queue_tokens", "Prompt tokens still to compute of accepted requests"),
                 ("token_budget", "token_budget", "Token budget of the last step"),
-                ("factor", "step_envelope_factor", "Envelope over mean of a step with prefill"),
                 ("eps", "step_envelope_eps", "Share of steps that may exceed the envelope"),
                 ("ready", "step_cost_ready", "1 when the step cost is known well enough for promises"),
                 ("cost_g", "step_cost_base_seconds", "Learned cost of a step"),
@@ -71,9 +73,14 @@ class Metrics:
                 ("cost_b", "step_cost_decode_seconds", "Learned cost of a decode"),
             )
         }
-        self.exceeded = gauge(
-            "step_envelope_exceeded_ratio", "Share of recent steps that took longer than their envelope"
-        )
+        self.envelopes = {
+            key: gauge(name, text, ["regime"])
+            for key, name, text in (
+                ("exceeded", "step_envelope_exceeded_ratio", "Share of recent steps that took longer than envelope"),
+                ("factor", "step_envelope_factor", "Envelope over mean of a step"),
+                ("drifting", "step_envelope_drifting", "1 while promises are tightened because steps exceed too often"),
+            )
+        }
         self.busy_ratio = gauge("engine_busy_ratio", "Share of time inside steps since the last report; 0 while idle")
         self._last_s: float | None = None
 
@@ -130,8 +137,12 @@ class Metrics:
         for key, gauge in self.gauges.items():
             if m[key] is not None:
                 gauge.set(m[key])
-        if m["judged"]:
-            self.exceeded.set(m["exceeded"] / m["judged"])
+        for regime in REGIMES:
+            if m[f"judged_{regime}"]:
+                ratio = m[f"exceeded_{regime}"] / m[f"judged_{regime}"]
+                self.envelopes["exceeded"].labels(regime).set(ratio)
+            for key in ("factor", "drifting"):
+                self.envelopes[key].labels(regime).set(m[f"{key}_{regime}"])
         self.steps.inc(m["steps"])
         self.busy.inc(m["busy_s"])
         self.fail_open.inc(m["failures"])

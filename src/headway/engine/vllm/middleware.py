@@ -44,6 +44,9 @@ LOOP_BYTES = 65_536
 #: A front beyond this is a stall of the host, not what the next request must leave room for.
 MAX_FRONT_MS = 1_000.0
 
+#: Messages that are written as an event line, beside misses.
+EVENTS = frozenset({"refused", "preempted", "drift"})
+
 _TOO_LONG = ("maximum context length", "maximum model length", "max_model_len")
 
 
@@ -125,7 +128,9 @@ class SloMiddleware:
                 exchange.learn(message)
         if self.metrics is not None:
             self.metrics.record(message, time.monotonic())
-        if self.events is not None and (kind in ("refused", "preempted") or (kind == "done" and message["missed"])):
+        if self.events is not None and (
+            kind in ("refused", "preempted", "drift") or (kind == "done" and message["missed"])
+        ):
             self.events.write("miss" if kind == "done" else kind, message)
 
 
