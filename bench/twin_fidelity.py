@@ -2,19 +2,18 @@
 
 1. A real vLLM 0.19 run on an RTX 4090 (LLMServingSim's measured run, `--traces`; no step log): the step cost is fitted
    to the request timings of the first half of the requests, the second half is predicted.
-2. Real vLLM on this machine: stock behaviour (policy fcfs, nothing refused) and Headway. The cost is fitted to the
-   engine's step log of one load; other loads with another seed, at 0.5, 1 and 2 times capacity, are predicted.
+2. Real vLLM on this machine (_fidelity.py): stock behaviour (policy fcfs, nothing refused) and Headway. The cost is
+   fitted to the engine's step log of one load; other seeds at 0.5, 1 and 2 times capacity are predicted. The same
+   requests a second time show how far the real system differs from itself. Then step by step: the arrivals in the
+   log through the twin on the clock of the real steps.
 
 Errors: P50 and P99 of TTFT and TPOT relative to the real value; attainment and refusals as absolute shares.
+`--out FOLDER` of an earlier run with other `--systems` adds to it; `--judge` compares what lies there without vLLM.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +21,12 @@ import numpy as np
 import polars as pl
 from scipy.optimize import minimize
 
-from _report import arguments, finish, folder
-from headway.core import CostCoefficients, Slo
-from headway.replay.summary import summarise
+from _report import RESULTS, arguments, finish, folder
+from headway.core import CostCoefficients
 from headway.trace import SCHEMA, ReadReport, Trace
 from headway.twin import Profile, Scenario, find_profile, simulate
-from headway.twin.calibration import calibrate, read_steps
-from headway.twin.profile import TwinError
 
 QUANTILES = {"p50": 0.50, "p99": 0.99}
-
-
-def errors(real: pl.DataFrame, twin: pl.DataFrame) -> dict[str, float]:
-    """Return metric -> error; served requests for percentiles, all offered ones for shares."""
-    left, right = (summarise(frame)["total"] for frame in (real, twin))
-    found = {}
-    for metric in ("ttft", "tpot"):
-        for name in QUANTILES:
-            a, b = left[metric][f"{name}_s"], right[metric][f"{name}_s"]
-            if a and b:
-                found[f"{metric}_{name}"] = round(abs(b / a - 1.0), 4)
-    found["attainment"] = round(abs(left["attainment"] - right["attainment"]), 4)
-    found["refused"] = round(abs(left["refused"] / left["n"] - right["refused"] / right["n"]), 4)
-    return found
 
 
 # The RTX 4090 run
@@ -142,107 +124,67 @@ def rtx4090(root: Path, *, evaluations: int) -> dict[str, Any] | None:
     return report
 
 
-# Real vLLM on this machine
-
-
-def engine_facts(metrics: str) -> dict[str, Any]:
-    """Return what the server tells about its KV pool."""
-    line = next(line for line in metrics.splitlines() if line.startswith("vllm:cache_config_info"))
-    number = lambda key: int(re.search(rf'{key}="(\d+)"', line)[1])  # type: ignore[index] # noqa: E731
-    caching = 'enable_prefix_caching="True"' in line
-    return {"kv_blocks": number("num_gpu_blocks") - 1, "block_size": number("block_size"), "prefix_cache": caching}
-
-
-def on_vllm(out: Path, *, model: str | None, quick: bool) -> dict[str, Any]:
-    """Calibrate on one load, predict others; return errors by system and load."""
-    from headway.demo.arena import Arena
-    from headway.demo.capacity import measure
-    from headway.demo.systems import System, headway, no_op, stock
-    from headway.demo.workload import MIXED, WEIGHTS, Workload
-    from headway.engine.vllm.launch import EMBEDDED_MAX_MODEL_LEN
-
-    workload = Workload(kind="mixed")
-    duration = 30.0 if quick else 90.0
-    report: dict[str, Any] = {"loads": {}}
-    plain = {name: Slo(name=name, **each.as_dict()) for name, each in MIXED.items()}
-    weighted = {name: replace(slo, weight=WEIGHTS[name]) for name, slo in plain.items()}
-    systems: list[tuple[System, Mapping[str, Slo], dict[str, Any]]] = [
-        (no_op(), plain, {"policy": "fcfs", "admission": "admit_all"}),
-        (headway(MIXED, WEIGHTS), weighted, {"policy": "headway", "admission": "response_time"}),
-    ]
-    with Arena(out, model=model, say=print) as arena:
-        base = stock()
-        arena.start(base)
-        capacity, _ = measure(arena, base, workload, n=60 if quick else 120)
-        arena.stop(base)
-        report["capacity_req_s"] = round(capacity, 3)
-        for system, slos, settings in systems:
-            log = out / f"{system.name}.steps.jsonl"
-            os.environ["HEADWAY_STEP_LOG"] = str(log)
-            arena.start(system)
-            facts = engine_facts(arena.metrics(system))
-            engine = {**facts, "token_budget": 2048, "max_running": 256, "max_model_len": EMBEDDED_MAX_MODEL_LEN}
-
-            def play(load: float, seed: int, label: str, system: System = system) -> tuple[Trace, pl.DataFrame]:
-                trace = workload.offered(rate=load * capacity, seed=seed, duration_s=duration)
-                run = arena.run(system, trace, workload.targets, seed=seed, label=label, grace_s=600.0)
-                return trace, run.frame
-
-            # Fit: one load below and one above capacity, so that the log holds small and large batches.
-            trained = [play(load, 900, f"{system.name}-fit-{load:g}x") for load in (0.7, 1.3)]
-            profile = calibrate(read_steps(log), name=system.name, engine=engine, note=f"vLLM, {system.title}")
-            profile = with_front(profile, trained, settings, slos)
-            entries = []
-            for load in (0.5, 1.0, 2.0):
-                trace, real = play(load, 901, f"{system.name}-{load:g}x")
-                outcome = simulate(trace, Scenario(profile=profile, slos=slos, settings=settings, seed=1))
-                found = errors(real, outcome.frame)
-                report["loads"][f"{system.name} {load:g}x"] = found
-                print(f"{system.name} {load:g}x: {found}", flush=True)
-                busy = float(outcome.facts["busy_share"])
-                entries.append(TwinError(load=f"{load:g}x", busy_max=round(busy, 3), errors=found))
-            entries[-1] = replace(entries[-1], busy_max=1.0)
-            replace(profile, twin_error=tuple(entries)).save(out / f"{system.name}.profile.toml")
-            arena.stop(system)
-    return report
-
-
-def with_front(
-    profile: Profile, runs: list[tuple[Trace, pl.DataFrame]], settings: dict[str, Any], slos: Mapping[str, Slo]
-) -> Profile:
-    """Return the profile with the time outside the engine: the median by which real first tokens come later."""
-    late: list[float] = []
-    for trace, real in runs[:1]:
-        twin = simulate(trace, Scenario(profile=profile, slos=slos, settings=settings)).frame
-        both = real.filter(pl.col("status") == "ok").join(
-            twin.filter(pl.col("status") == "ok").select("index", twin_ttft_s="ttft_s"), on="index"
-        )
-        late += (both["ttft_s"] - both["twin_ttft_s"]).to_list()
-    front = max(0.0, float(np.median(late))) if late else 0.0
-    return replace(profile, engine={**profile.engine, "front_s": round(front, 5)})
-
-
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"), help="folder with the RTX 4090 run")
     parser.add_argument("--skip-engine", action="store_true", help="only the RTX 4090 run, which needs no vLLM")
+    parser.add_argument("--judge", action="store_true", help="compare the runs in --out, play none")
+    parser.add_argument("--systems", default="", help="of no-op, headway (default: both; with --quick: headway)")
+    parser.add_argument(
+        "--capacity", type=float, default=None, help="requests/s (default: measured; --quick: recorded)"
+    )
     options = parser.parse_args()
     out = folder("twin-fidelity", options.out)
     gpu = rtx4090(options.traces, evaluations=60 if options.quick else 160)
-    here = None if options.skip_engine else on_vllm(out, model=options.model, quick=options.quick)
+    here = None
+    if not options.skip_engine:
+        import _fidelity
+
+        if not options.judge:
+            systems = (
+                options.systems.split(",")
+                if options.systems
+                else ["headway"]
+                if options.quick
+                else ["no-op", "headway"]
+            )
+            _fidelity.measure(
+                out,
+                model=options.model,
+                quick=options.quick,
+                capacity=options.capacity or (recorded_capacity() if options.quick else None),
+                systems=systems,
+                say=say,
+            )
+        here = _fidelity.judge(out, say)
     result: dict[str, Any] = {"worst_p50_error": None, "worst_p99_error": None}
     if here is not None:
-        found = list(here["loads"].values())
-        worst = lambda names: max(each.get(name, 0.0) for each in found for name in names)  # noqa: E731
-        result["worst_p50_error"] = worst(("ttft_p50", "tpot_p50", "attainment", "refused"))
-        result["worst_p99_error"] = worst(("ttft_p99", "tpot_p99"))
+        found = [each["errors"] for each in here["loads"].values()]
+        worst = lambda names, of: max(each.get(name, 0.0) for each in of for name in names)  # noqa: E731
+        p50, p99 = ("ttft_p50", "tpot_p50", "attainment", "refused"), ("ttft_p99", "tpot_p99")
+        again = [each["errors"] for each in here["again"].values()]
+        result |= {"worst_p50_error": worst(p50, found), "worst_p99_error": worst(p99, found)}
+        result |= {"again_p50_error": worst(p50, again), "again_p99_error": worst(p99, again)}
+        decisions = [run for each in here["decisions"].values() for key, run in each.items() if key.startswith("held")]
+        steps, same = (sum(each[key] for each in decisions) for key in ("steps", "same_steps"))
+        result["same_steps_share"] = round(same / steps, 4)
+        verdicts, agreed = (sum(each[key] for each in decisions) for key in ("verdicts", "same_verdicts"))
+        result["same_verdicts_share"] = round(agreed / verdicts, 4)
     result["rtx4090_error"] = None if gpu is None else gpu["error"]
     if gpu is not None:
         for name, each in gpu["second_half"].items():
-            print(
-                f"RTX 4090, second half, {name}: real {each['real_s']} s, twin {each['twin_s']} s, {each['error']:.2%}"
-            )
+            say(f"RTX 4090, second half, {name}: real {each['real_s']} s, twin {each['twin_s']} s, {each['error']:.2%}")
     finish("twin_fidelity", result, {"rtx4090": gpu, "engine": here}, quick=options.quick or options.skip_engine)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def recorded_capacity() -> float | None:
+    """Return the capacity that bench/attainment.py found, None when it was not run."""
+    path = RESULTS / "attainment.json"
+    return float(json.loads(path.read_text())["capacity_req_s"]["mixed"]) if path.exists() else None
 
 
 if __name__ == "__main__":

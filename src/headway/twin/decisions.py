@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,16 @@ class Decisions:
     asked: Sequence[Asked] = ()
     output: Mapping[int, int] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
+
+    def between(self, start_s: float, end_s: float, numbers: Collection[int]) -> Decisions:
+        """Return the part of it that was planned in a window, and the verdicts of these requests."""
+        return Decisions(
+            steps=[each for each in self.steps if start_s <= each.planned_s < end_s],
+            verdicts={number: verdict for number, verdict in self.verdicts.items() if number in numbers},
+            asked=[each for each in self.asked if each.number in numbers],
+            output=self.output,
+            about=self.about,
+        )
 
     def tokens(self) -> dict[int, tuple[float, float, int]]:
         """Return request -> end of the step of its first token, of its last one, and number of tokens."""
