@@ -102,6 +102,19 @@ async def test_slo_headers_can_be_left_out(tmp_path):
         (HEAD.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % len(token(used=2, finish=True)))
          + token(used=2, finish=True), "ok", None, None),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + GOOD, "ok", None, None),
+        (plain(429, {}, Retry_After="nan"), "refused", "http_429", None),
+        (plain(429, {}, Retry_After="-3"), "refused", "http_429", None),
+        (plain(429, {"error": {"code": "\ud800" + "x" * 300}}), "refused", "?" + "x" * 199, None),
+        (HEAD + b"-5\r\nabc\r\n", "failed", "bad_http", None),
+        (HEAD + b"1_0\r\n0123456789abcdef\r\n", "failed", "bad_http", None),
+        (b"HTTP/1.1 200 x\r\nContent-Length: -5\r\n\r\nabc", "failed", "bad_http", None),
+        (b"HTTP/2 200 x\r\nContent-Length: 0\r\n\r\n", "failed", "bad_http", None),
+        (b"HTTP/1.1 20 x\r\n\r\n", "failed", "bad_http", None),
+        (HEAD + b"f" * (1 << 20) + b"f", "failed", "bad_http", None),
+        (HEAD + chunk(token(used=10**8)) + chunk(DONE) + END, "failed", "malformed_usage", None),
+        (plain(200, {"choices": [{"text": "a"}], "usage": {"completion_tokens": "many"}}), "ok", None, None),
+        (plain(200, {"choices": [{"text": "a"}], "usage": ["x"]}), "ok", None, None),
+        (b"HTTP/1.1 200 x\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>", "failed", "no_tokens", None),
     ],
 )  # fmt: skip
 async def test_every_ending_has_its_name(tmp_path, answer, status, reason, wait):

@@ -303,3 +303,21 @@ def test_shares_add_up_and_leave_nobody_out(weights, spare):
 def test_error_codes_of_the_bodies_in_use(body, code):
     """The most telling word of the error body is kept."""
     assert error_code(body, "fallback") == code
+
+
+def test_a_count_that_no_answer_has_is_not_believed():
+    """A million times a million tokens would fill the memory; as many digits would stop the parser."""
+    stream = TokenStream()
+    stream.feed(event({"choices": [{"text": "a"}], "usage": {"completion_tokens": 999_999_999}}), 1.0)
+    assert (stream.error, len(stream.token_times)) == ("malformed_usage", 0)
+    stream = TokenStream()
+    stream.feed(event({"choices": [{"text": "a"}], "usage": {"completion_tokens": int("9" * 4000)}}), 1.0)
+    assert (stream.error, len(stream.token_times)) == (None, 1)
+
+
+def test_a_line_without_an_end_is_given_up(monkeypatch):
+    """What is kept of an unfinished line has a limit."""
+    monkeypatch.setattr("headway.replay.stream.MOST_BYTES", 10)
+    stream = TokenStream()
+    stream.feed(b"data: " + b"x" * 20, 1.0)
+    assert stream.error == "line_too_long"

@@ -23,6 +23,8 @@ from headway.errors import EngineError
 
 #: Largest answer to a question before or after a run; a server's metrics are some hundred kilobytes.
 REPLY_BYTES = 16 << 20
+#: Longest head of an answer, and longest line between chunks.
+HEAD_BYTES = 1 << 20
 #: Common servers close an idle connection after 5 s; not reusing one near that age avoids false failures.
 IDLE_LIMIT_S = 2.0
 
@@ -120,11 +122,17 @@ class Connection(asyncio.Protocol):
         while True:
             end = data.find(b"\r\n\r\n")
             if end < 0:
+                if len(data) > HEAD_BYTES:
+                    raise BadHttpError
                 self._rest = data
                 return b""
             status_line, *lines = data[:end].decode("latin-1").split("\r\n")
             data = data[end + 4 :]
+            if not status_line.startswith("HTTP/1."):
+                raise BadHttpError
             status = _number(status_line[9:12])
+            if status < 100:
+                raise BadHttpError
             if status >= 200:
                 break
         headers = {}
@@ -170,6 +178,8 @@ class Connection(asyncio.Protocol):
                 continue
             line = data.find(b"\r\n", at)
             if line < 0:
+                if end - at > HEAD_BYTES:
+                    raise BadHttpError
                 break
             if self._chunk == "size":
                 self._left = _number(data[at:line].partition(b";")[0], 16)
@@ -351,7 +361,11 @@ class Pool:
 
 
 def _number(text: str | bytes, base: int = 10) -> int:
+    # Digits alone: `int` would take a sign, underscores and other alphabets as well.
+    digits = text.decode("latin-1").strip() if isinstance(text, bytes) else text.strip()
+    if not digits.isascii() or not digits.isalnum() or len(digits) > 16:
+        raise BadHttpError
     try:
-        return int(text, base)
+        return int(digits, base)
     except ValueError:
         raise BadHttpError from None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from time import time
 
-from headway.replay.stream import TokenStream, error_code
+from headway.replay.stream import MOST_BYTES, TokenStream, error_code
 from headway.replay.targets import Targets
 
 #: HTTP codes that mean "refused": a decision of the server, not a fault.
@@ -16,6 +17,9 @@ REFUSALS = (429, 503)
 #: Error code of a refusal that no retry would change; it comes as a 400.
 NEVER_FITS = "never_fits"
 
+#: Characters of a server's error code that are kept.
+REASON_CHARS = 200
+
 
 class Call:
     """State of one request while it is in flight. Times are `time.perf_counter()`; the row counts from `zero`."""
@@ -23,6 +27,7 @@ class Call:
     __slots__ = (
         "_count",
         "_done",
+        "_size",
         "_whole",
         "due",
         "end",
@@ -78,6 +83,7 @@ class Call:
         self.stream = TokenStream()
         self._done = done  # told when the exchange is over
         self._count = count  # tokens of a text, where the tokenizer is known
+        self._size = 0  # bytes of that body
         self._whole: list[bytes] | None = None  # body of an answer that is no stream
 
     def on_sent(self, now: float) -> None:
@@ -101,7 +107,9 @@ class Call:
         if self._whole is None:
             self.stream.feed(data, now)
         else:
-            self._whole.append(data)
+            self._size += len(data)
+            if self._size <= MOST_BYTES:
+                self._whole.append(data)
 
     def on_end(self, error: str | None, now: float) -> None:
         """Settle the outcome and hand the call back."""
@@ -120,7 +128,9 @@ class Call:
     def close(self, status: str, reason: str | None, end: float) -> None:
         """Set the outcome; the first one stays."""
         if self.status is None:
-            self.status, self.reason, self.end = status, reason, end
+            self.status, self.end = status, end
+            # The code comes from the server: of any length, and not always text that a file can hold.
+            self.reason = None if reason is None else reason[:REASON_CHARS].encode("utf-8", "replace").decode()
 
     def _close_http(self, body: bytes, end: float) -> None:
         try:
@@ -194,21 +204,27 @@ def retry_after(headers: dict[str, str]) -> float | None:
     value = headers.get("retry-after")
     if value is None:
         return None
-    try:
-        return float(value)
-    except ValueError:
-        pass
+    told = _seconds(value)
+    if told is not None:
+        return told
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time())
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         return None
 
 
 def _milliseconds(value: str | None) -> float | None:
+    seconds = None if value is None else _seconds(value)
+    return None if seconds is None else seconds / 1e3
+
+
+def _seconds(value: str) -> float | None:
+    """Return a number of a header; None for text and for what no wait can be."""
     try:
-        return None if value is None else float(value) / 1e3
+        number = float(value)
     except ValueError:
         return None
+    return number if math.isfinite(number) and number >= 0 else None
 
 
 def _since(zero: float, moment: float | None) -> float | None:

@@ -21,13 +21,18 @@ import re
 from collections.abc import Callable
 
 _USAGE = b'"completion_tokens"'
-_NUMBER = re.compile(rb"\s*:\s*(\d+)")
-_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
+# A count of more digits than any answer has is no count: it must neither be parsed nor make as many tokens.
+_NUMBER = re.compile(rb"\s*:\s*(\d{1,9})(?!\d)")
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,9})(?!\d)')
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*(?:\[\s*\]|null)')
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
 # A quote inside a JSON string is escaped, so these keys can't be met inside generated text.
 _ANSWER = re.compile(rb'"(?:text|content|refusal|arguments)"\s*:\s*"(?!")|"tool_calls"\s*:\s*\[\s*\{')
 _REASONING = re.compile(rb'"(?:reasoning|reasoning_content)"\s*:\s*"(?!")')
+
+
+#: Most tokens of one answer, and most bytes of one line, that are believed.
+MOST_TOKENS, MOST_BYTES = 1 << 22, 1 << 24
 
 
 class TokenStream:
@@ -74,6 +79,8 @@ class TokenStream:
             data = self._rest + data
         lines = data.split(b"\n")
         self._rest = lines.pop()
+        if len(self._rest) > MOST_BYTES:
+            self.error, self._rest = "line_too_long", b""
         for line in lines:
             self._line(line, now)
 
@@ -102,9 +109,9 @@ class TokenStream:
         if answer.get("error"):
             self.error = error_code(answer, "error_in_body")
             return
-        usage = answer.get("usage") or {}
-        self.prompt_tokens = usage.get("prompt_tokens")
-        self.total = usage.get("completion_tokens")
+        usage = answer.get("usage")
+        usage = usage if isinstance(usage, dict) else {}
+        self.prompt_tokens, self.total = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
         self.counted_by = "usage" if self.total else "chunk"
         self.token_times = [now] * (self.total or (1 if answer.get("choices") else 0))
         self.first_answer = now if self.token_times else None
@@ -129,6 +136,9 @@ class TokenStream:
             self._text_chunk(line, now)
             return
         used = int(number[1])
+        if used > MOST_TOKENS:
+            self.error = "malformed_usage"
+            return
         self.total = used
         if self.prompt_tokens is None and (prompt := _PROMPT_TOKENS.search(line)):
             self.prompt_tokens = int(prompt[1])
@@ -193,6 +203,11 @@ class TokenStream:
         self.counted_by = "tokenizer" if count else "bytes"
         shares = share_out(total, weights)
         self.token_times = [time for (time, _), m in zip(chunks, shares, strict=True) for _ in range(m)]
+
+
+def _count(value: object) -> int | None:
+    """Return a number of tokens, None for what is none."""
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
 
 
 def share_out(total: int, weights: list[int]) -> list[int]:
