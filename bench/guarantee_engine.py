@@ -1,0 +1,255 @@
+"""The guarantee on real vLLM: misses among accepted requests of the strict setting, beside static admission.
+
+Strict setting: policy `headway` with jump = false, admission `response_time` with strict = true and foresight = 0,
+eps = 0.001. Chat-like short requests at 1x and 2x the capacity of stock vLLM, interleaved runs of the same requests.
+Every miss is explained from the server's step log (_misses.py).
+
+The rivals admit without looking at deadlines and serve in vLLM's order with the token budget that an expert sets from
+the TPOT target: `queue_depth`, `queued_tokens`, and `token_bucket` whose rate is the volume that the strict setting
+accepted. Each takes the limit (bucket: burst) of a sweep at 2x on other requests, by goodput.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from _misses import Record
+from _report import arguments, finish, folder
+from headway.demo.arena import Arena
+from headway.demo.capacity import measure
+from headway.demo.duel import Cell, duel, expert
+from headway.demo.systems import System, headway, stock
+from headway.demo.workload import Workload
+from headway.engine.vllm.messages import ENV_EVENT_LOG, ENV_STEP_LOG
+from headway.replay.targets import Targets
+from headway.trace.synthetic import Lengths, Shape, TrafficClass, demo_trace
+
+EPS = 0.001
+LOADS = (1.0, 2.0)
+
+SHORT = Shape(
+    classes=(
+        TrafficClass(
+            slo_class="chat",
+            share=1.0,
+            inputs=Lengths(median=40, sigma=0.7, low=8, high=200),
+            outputs=Lengths(median=12, sigma=0.5, low=4, high=32),
+        ),
+    )
+)
+TARGETS = {"chat": Targets(ttft_s=1.0, tpot_s=0.15)}
+
+#: Static limits that the sweep tries: waiting requests, queued prompt tokens, seconds of the bucket's rate.
+SWEEP: dict[str, tuple[float, ...]] = {
+    "queue_depth": (2, 4, 8),
+    "queued_tokens": (150, 300, 600),
+    "token_bucket": (0.5, 1.5, 4.0),
+}
+MIDDLE = {"queue_depth": 4, "queued_tokens": 300, "token_bucket": 1.5}
+
+
+class Short(Workload):
+    """Chat-like short requests."""
+
+    def offered(self, *, rate: float, seed: int, duration_s: float | None = None, n: int | None = None) -> Any:
+        """Return requests offered at `rate` per second, for a duration or a number of them."""
+        return demo_trace(rate=rate, seed=seed, duration_s=duration_s, n=n, shape=SHORT)
+
+
+WORKLOAD = Short(kind="short", targets=TARGETS, weights={})
+
+
+def strict() -> System:
+    """Return Headway in the form that is proved."""
+    settings = {
+        "eps": EPS,
+        "policy_parameters.jump": False,
+        "admission_parameters.strict": True,
+        "admission_parameters.foresight": 0.0,
+    }
+    return replace(headway(TARGETS, **settings), name="strict", title="Headway strict")
+
+
+def rival(admission: str, limit: float, *, budget: tuple[str, ...], rate: float) -> System:
+    """Return vLLM's order with a static admission test; the token bucket's limit is in seconds of its rate."""
+    parameters = {"limit": int(limit)} if admission != "token_bucket" else {"rate": rate, "burst": limit * rate}
+    settings = {f"admission_parameters.{key}": value for key, value in parameters.items()}
+    system = headway(TARGETS, policy="fcfs", admission=admission, **settings)
+    return replace(system, name=f"{admission}-{limit:g}", title=f"{admission} {limit:g}", extra=budget)
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--duration", type=float, default=36.0, help="seconds of arrivals a run")
+    parser.add_argument("--sweep-duration", type=float, default=18.0, help="seconds of arrivals a sweep run")
+    parser.add_argument("--capacity", type=float, default=0.0, help="requests/s, as found before")
+    args = parser.parse_args()
+    seeds = range(1, 2 if args.quick else args.seeds + 1)
+    duration = 14.0 if args.quick else args.duration
+    out = folder("guarantee-engine", args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    log: dict[str, Any] = {"sweep": {}, "runs": [], "misses": [], "seeds": list(seeds), "duration_s": duration}
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - started:6.0f} s  {line}", flush=True)
+
+    ours, base = strict(), stock()
+    with Arena(out, model=args.model, say=say) as arena:
+        steps = out / "strict.steps.jsonl"
+        os.environ[ENV_STEP_LOG], os.environ[ENV_EVENT_LOG] = str(steps), str(out / "strict.events.jsonl")
+        if args.capacity:
+            arena.start(ours)
+        else:
+            arena.start(ours, base)
+        del os.environ[ENV_STEP_LOG], os.environ[ENV_EVENT_LOG]
+        capacity = args.capacity or measure(arena, base, WORKLOAD, n=200 if args.quick else 300)[0]
+        if not args.capacity:
+            arena.stop(base)
+        say(f"capacity: {capacity:.2f} requests/s")
+        log["capacity_req_s"] = capacity
+        budget = expert(arena.metrics(ours), WORKLOAD).extra
+        budget = (*budget[:2], *budget[4:])  # the queue limit is the admission test's
+
+        def run(systems: list[System], loads: tuple[float, ...], numbers: Any, seconds: float) -> list[Cell]:
+            return duel(
+                arena,
+                systems,
+                WORKLOAD,
+                capacity=capacity,
+                loads=loads,
+                seeds=numbers,
+                duration_s=seconds,
+                on_run=lambda cell: say(line(cell)),
+            )
+
+        # The volume that the bucket is given: prompt tokens that the strict setting accepts at 2x.
+        (first,) = run([ours], (2.0,), [100], args.sweep_duration)
+        rate = volume(first)
+        say(f"strict accepts {rate:.0f} prompt tokens/s; rivals run with {' '.join(budget)}")
+        rivals = [rival(name, limit, budget=budget, rate=rate) for name, limit in MIDDLE.items()]
+        if args.quick:
+            arena.start(*rivals)
+        else:
+            rivals = [best(arena, run, name, budget, rate, args.sweep_duration, log["sweep"]) for name in SWEEP]
+            arena.start(*rivals)
+        cells = run([ours, *rivals], LOADS, seeds, duration)
+    record = Record(steps, eps=EPS)
+    for cell in cells:
+        log["runs"].append(describe(cell))
+        if cell.system is ours:
+            log["misses"] += [{**miss.as_dict(), "load": cell.load} for miss in record.explain(cell.run)]
+    log["step_envelope_exceeded"] = record.exceedance
+    log["steps"] = len(record.over_s)
+    (out / "guarantee_engine.json").write_text(json.dumps(log, indent=1), encoding="utf-8")
+    for row in table(cells, [ours, *rivals]):
+        print(row)
+    for miss in log["misses"]:
+        print(f"miss: {json.dumps(miss)}")
+    mine = totals(cells, ours)
+    result = {
+        "accepted": mine["accepted"],
+        "accepted_miss": mine["accepted_miss"],
+        "unexplained": sum(miss["cause"] == "unexplained" for miss in log["misses"]),
+        "failed_or_cut_off": mine["failed"],
+        "goodput_req_s": mine["goodput_req_s"],
+        "alternatives": {system.title: totals(cells, system) for system in rivals},
+        "step_envelope_exceeded": round(record.exceedance, 5),
+        "steps": len(record.over_s),
+        "eps": EPS,
+        "capacity_req_s": round(capacity, 3),
+        "loads": list(LOADS),
+        "seeds": len(seeds),
+        "invalid_runs": sum(not cell.run.valid for cell in cells),
+        "wall_s": round(time.monotonic() - started),
+    }
+    finish("guarantee_engine", result, log, quick=args.quick)
+
+
+def best(
+    arena: Arena, run: Any, name: str, budget: tuple[str, ...], rate: float, seconds: float, log: dict[str, Any]
+) -> System:
+    """Return the rival with the limit of the highest goodput at 2x."""
+    points = [rival(name, limit, budget=budget, rate=rate) for limit in SWEEP[name]]
+    arena.start(*points)
+    cells = run(points, (2.0,), [100], seconds)
+    arena.stop(*points)
+    for cell in cells:
+        log[cell.system.name] = totals([cell], cell.system)
+    return max(cells, key=lambda cell: cell.summary["total"]["goodput_req_s"]).system
+
+
+def volume(cell: Cell) -> float:
+    """Return the prompt tokens of accepted requests per second of arrivals."""
+    frame = cell.run.frame
+    accepted = frame.filter(pl.col("status") != "refused")
+    return float(accepted["input_tokens"].sum() / max(frame["scheduled_s"].max(), 1e-9))
+
+
+def totals(cells: list[Cell], system: System) -> dict[str, Any]:
+    """Return counts over all runs of a system, and its goodput as the median over runs, by load."""
+    own = [cell for cell in cells if cell.system.name == system.name]
+    parts = [cell.summary["total"] for cell in own]
+    accepted, missed = sum(p["accepted"] for p in parts), sum(p["missed"] for p in parts)
+    goodput = {
+        f"{load:g}x": round(statistics.median(c.summary["total"]["goodput_req_s"] for c in own if c.load == load), 3)
+        for load in dict.fromkeys(c.load for c in own)
+    }
+    return {
+        "offered": sum(p["n"] for p in parts),
+        "accepted": accepted,
+        "missed": missed,
+        "accepted_miss": round(missed / max(accepted, 1), 5),
+        "failed": sum(p["failed"] + p["cut_off"] for p in parts),
+        "goodput_req_s": goodput,
+    }
+
+
+def table(cells: list[Cell], systems: list[System]) -> list[str]:
+    """Return the rows of the table: by load and system, sums over seeds, goodput as median over seeds."""
+    rows = ["load  system              offered accepted  missed  missed/accepted  attainment  goodput req/s"]
+    for load in LOADS:
+        for system in systems:
+            own = [c for c in cells if c.load == load]
+            found = totals(own, system)
+            attained = found["accepted"] - found["missed"]
+            rows.append(
+                f"{load:g}x    {system.title:20s}{found['offered']:7d} {found['accepted']:8d} {found['missed']:7d}"
+                f"  {100 * found['accepted_miss']:14.2f} %  {attained / max(found['offered'], 1):10.3f}"
+                f"  {found['goodput_req_s'][f'{load:g}x']:13.2f}"
+            )
+    return rows
+
+
+def describe(cell: Cell) -> dict[str, Any]:
+    """Return what the results file keeps of a run."""
+    total = cell.summary["total"]
+    return {
+        "system": cell.system.name,
+        "load": cell.load,
+        "rate_req_s": round(cell.rate, 4),
+        "seed": cell.seed,
+        "valid": cell.run.valid,
+        "total": total,
+    }
+
+
+def line(cell: Cell) -> str:
+    """Return one run in a line."""
+    total = cell.summary["total"]
+    return (
+        f"{cell.load:g}x seed {cell.seed} {cell.system.name}: {total['accepted']}/{total['n']} accepted, "
+        f"{total['missed']} missed" + ("" if cell.run.valid else " (client late)")
+    )
+
+
+if __name__ == "__main__":
+    main()
