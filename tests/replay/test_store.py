@@ -104,7 +104,10 @@ def test_a_run_is_never_overwritten(tmp_path):
     [
         ({}, "no run.json"),
         ({"run.json": "{"}, "not JSON"),
+        ({"run.json": "[]"}, "expected the JSON object of a run"),
         ({"run.json": "{}"}, "neither"),
+        ({"run.json": "{}", "requests.jsonl.part": '{"index":0}\n'}, "without one of the statuses"),
+        ({"run.json": "{}", "requests.jsonl.part": '{"index":0,"status":"ok"}\n'}, "without scheduled_s"),
         ({"run.json": "{}", "requests.parquet": "x"}, "can't be read"),
         ({"run.json": "{}", "requests.jsonl.part": "nonsense\n"}, "can't be read"),
     ],
@@ -134,3 +137,10 @@ def test_runs_are_found_two_levels_deep(tmp_path):
         (tmp_path / name / "run.json").write_text("{}")
     (tmp_path / "empty").mkdir()
     assert [str(path.relative_to(tmp_path)) for path in store.find(tmp_path)] == ["a", "b", "sweep/1"]
+
+
+def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path):
+    """A file in the way of the folder is named."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        store.RunWriter(tmp_path / "file" / "run").open({})

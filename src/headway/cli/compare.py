@@ -72,7 +72,10 @@ def compare(
     if html is not None:
         from headway.replay.report import page
 
-        html.write_text(page(results, outcomes))
+        try:
+            html.write_text(page(results, outcomes), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{html}: cannot be written: {error.strerror}") from None
     failing = (gates_.FAIL, gates_.CANNOT_TELL) if strict else (gates_.FAIL,)
     if any(outcome.outcome in failing for outcome in outcomes):
         raise typer.Exit(1)

@@ -124,9 +124,12 @@ def _floor(name: str, metric: Metric, values: tuple[float | None, ...], confiden
 
 
 def write(floor: NoiseFloor, path: Path) -> None:
-    """Write `floor` as JSON."""
+    """Write `floor` as JSON; raises `InputError` where that can't be done."""
     body = {"headway_noise_floor": FORMAT, **asdict(floor)}
-    Path(path).write_text(json.dumps(body, indent=2, sort_keys=True) + "\n")
+    try:
+        Path(path).write_text(json.dumps(body, indent=2, sort_keys=True) + "\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def read(path: Path) -> NoiseFloor:

@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 
 from headway.errors import InputError
-from headway.replay.record import SCHEMA
+from headway.replay.record import SCHEMA, STATUSES
 
 META, TABLE, PART = "run.json", "requests.parquet", "requests.jsonl.part"
 
@@ -43,10 +43,13 @@ class RunWriter:
         self._part = None
 
     def open(self, meta: dict) -> None:
-        """Create the folder and write `run.json` as far as it is known."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_meta(self.path, meta)
-        self._part = open(self.path / PART, "wb")  # noqa: SIM115 - closed by close()
+        """Create the folder and write `run.json` as far as it is known; `InputError` where that can't be done."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_meta(self.path, meta)
+            self._part = open(self.path / PART, "wb")  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written: {error.strerror}: expected a new folder") from None
 
     def append(self, row: dict) -> None:
         """Add one finished request."""
@@ -82,17 +85,29 @@ def load(path: Path) -> Run:
         meta = json.loads((path / META).read_text())
     except FileNotFoundError:
         raise InputError(f"{path}: no {META} in it: expected the folder of a run") from None
-    except ValueError as error:
+    except OSError as error:
+        raise InputError(f"{path / META}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path / META}: not JSON: {error}") from error
+    if not isinstance(meta, dict):
+        raise InputError(f"{path / META}: {meta!r:.80}: expected the JSON object of a run")
     try:
         frame = pl.read_parquet(path / TABLE) if (path / TABLE).exists() else read_part(path / PART)
+        # A run of an older version may lack columns added since.
+        missing = [pl.lit(None, dtype=dtype).alias(name) for name, dtype in SCHEMA.items() if name not in frame.columns]
+        frame = frame.with_columns(missing).select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
     except FileNotFoundError:
         raise InputError(f"{path}: neither {TABLE} nor {PART} in it: expected the folder of a run") from None
-    except pl.exceptions.PolarsError as error:
-        raise InputError(f"{path}: the table of requests can't be read: {error}") from error
-    # A run of an older version may lack columns added since.
-    missing = [pl.lit(None, dtype=dtype).alias(name) for name, dtype in SCHEMA.items() if name not in frame.columns]
-    return Run(path=path, meta=meta, frame=frame.with_columns(missing).select(list(SCHEMA)))
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise InputError(f"{path}: the table of requests can't be read: {str(error).splitlines()[0]}") from None
+    if not frame.select(
+        (pl.col("status").is_in(STATUSES) & pl.col("scheduled_s").is_finite()).fill_null(False).all()
+    ).item():
+        raise InputError(
+            f"{path}: a request without one of the statuses {', '.join(STATUSES)} or without scheduled_s: expected the "
+            "requests of a run"
+        )
+    return Run(path=path, meta=meta, frame=frame)
 
 
 def read_part(path: Path) -> pl.DataFrame:
