@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from headway.core import Slo
     from headway.trace.record import Trace
     from headway.twin.scenario import Value
+    from headway.twin.sweep import Pool
 
 
 def register(app: typer.Typer) -> None:
@@ -38,6 +41,10 @@ def simulate(
         Path | None, typer.Option(metavar="headway.toml", help="Classes, policy and admission of a server's file.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes of a sweep.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run a sweep on this Ray cluster: ray://HOST:PORT, auto, or local."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Keep the run (of a sweep: a folder of runs) here.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one page with the Pareto chart.")] = None,
     label: Annotated[str, typer.Option(help="Name of the run in tables.")] = "",
@@ -81,9 +88,10 @@ def simulate(
         profile=found, targets=parse_slo(slo or []), slos=slos, settings=settings, seed=seed, label=label
     )
     stderr = Console(stderr=True)
-    runs = sweeps.run(selected, scenario, points, jobs=jobs, out=out)
-    shown = track(runs, "simulating", total=len(points), console=stderr, transient=True) if len(points) > 1 else runs
-    predictions = list(shown)
+    with _pool(ray, jobs, sweep) as pool:
+        runs = sweeps.run(selected, scenario, points, jobs=jobs, pool=pool, out=out)
+        shown = track(runs, "simulating", total=len(points), console=stderr, transient=True)
+        predictions = list(shown if len(points) > 1 else runs)
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(report.page(predictions, found, selected.source))
@@ -102,6 +110,26 @@ def simulate(
     )
     if out is not None:
         stderr.print(f"run kept in {out}", highlight=False)
+
+
+@contextmanager
+def _pool(address: str | None, jobs: int, sweep: str | None) -> Iterator[Pool | None]:
+    """Give the cluster at `address` for the time of the sweep, None without an address."""
+    from headway.errors import InputError
+
+    if address is None:
+        yield None
+        return
+    if sweep is None or jobs > 1:
+        other = "--jobs" if jobs > 1 else "no --sweep"
+        raise InputError(f"--ray {address} with {other}: expected a sweep that runs there alone")
+    from headway.fleet.sweep import RayPool
+
+    cluster = RayPool(address)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
 
 
 def _from_config(path: Path) -> tuple[dict[str, Slo], dict[str, Value]]:

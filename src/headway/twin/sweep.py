@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,22 +77,38 @@ def _values(text: str, piece: str) -> list[Value]:
     return list(range(int(low), int(high) + 1, int(step)))
 
 
+#: Runs scenarios on a trace somewhere; yields their outcomes in order.
+Pool = Callable[[Trace, Sequence[Scenario]], Iterator[Outcome]]
+
+
 def run(
-    trace: Trace, scenario: Scenario, points: Sequence[Mapping[str, Value]], *, jobs: int = 1, out: Path | None = None
+    trace: Trace,
+    scenario: Scenario,
+    points: Sequence[Mapping[str, Value]],
+    *,
+    jobs: int = 1,
+    pool: Pool | None = None,
+    out: Path | None = None,
 ) -> Iterator[Prediction]:
-    """Yield a prediction for each point, in their order; with `out` the folder of each run is kept there."""
+    """Yield a prediction for each point, in their order: the same here, in `jobs` processes, and in `pool`.
+
+    With `out` the folder of each run is kept there.
+    """
     scenarios = [
         replace(scenario, settings={**scenario.settings, **point}, label=name_of(point) or scenario.label)
         for point in points
     ]
+    if pool is not None:
+        yield from _predictions(trace, scenarios, points, pool(trace, scenarios), out)
+        return
     if jobs == 1 or len(points) == 1:
         outcomes: Iterator[Outcome] = (simulate(trace, each) for each in scenarios)
         yield from _predictions(trace, scenarios, points, outcomes, out)
         return
     # Spawned, not forked: a fork would copy the threads of polars in an unknown state.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(points)), context, initializer=_take, initargs=(trace,)) as pool:
-        yield from _predictions(trace, scenarios, points, pool.map(_simulate, scenarios), out)
+    with ProcessPoolExecutor(min(jobs, len(points)), context, initializer=_take, initargs=(trace,)) as workers:
+        yield from _predictions(trace, scenarios, points, workers.map(_simulate, scenarios), out)
 
 
 _trace: Trace | None = None
