@@ -34,6 +34,7 @@ from _peers import Load, Servebench
 from _report import finish
 from headway.replay.nullserver import Script
 from headway.replay.selftest import errors, measure, most_open, null_server, regular_trace
+from headway.replay.store import Run
 from headway.trace import write
 
 SERVEBENCH_RECORDED_S = 2.5
@@ -62,7 +63,7 @@ def main() -> None:
             show = lambda part: ", ".join(  # noqa: E731
                 f"{name} {e.p50_s * 1e3:.2f}/{e.p99_s * 1e3:.2f}/{e.max_s * 1e3:.2f}" for name, e in part.items()
             )
-            print(f"accuracy {i}: {most_open(run.frame)} streams; error P50/P99/max ms")
+            print(f"accuracy {i}: {most_open(run.frame)} streams; {waited(run)}; error P50/P99/max ms")
             print(f"  to script: {show(to_script)}")
             print(f"  to writes: {show(to_writes)}")
             trace = regular_trace(n=10_000, rate=1000.0, output_tokens=1)
@@ -70,7 +71,8 @@ def main() -> None:
             late = run.meta["client"]["lateness"]
             lateness.append(late["p99_ms"])
             print(
-                f"schedule {i}: late P50/P99/max {late['p50_ms']}/{late['p99_ms']}/{late['max_ms']} ms at 1,000 req/s"
+                f"schedule {i}: late P50/P99/max {late['p50_ms']}/{late['p99_ms']}/{late['max_ms']} ms at 1,000 req/s; "
+                f"{waited(run)}"
             )
         peer = Servebench((told.peers_dir or folder / "peers").resolve(), None)
         if told.peers:
@@ -109,6 +111,12 @@ def main() -> None:
     }
     n = {"accuracy": 600, "schedule": 10_000, "cpu": _REQUESTS}
     finish("replay_accuracy", result, {"n": n, "peer": f"servebench {peer.pin}", "tries": tries}, quick=False)
+
+
+def waited(run: Run) -> str:
+    """Say for how long the client was ready to run and the machine gave it no CPU."""
+    seconds = run.meta["client"]["cpu_wait_s"]
+    return "wait for a CPU unknown" if seconds is None else f"{seconds * 1e3:.0f} ms without a CPU"
 
 
 def headway_cpu(folder: Path) -> tuple[float, float]:
