@@ -65,7 +65,12 @@ def read_steps(path: Path, *, start: int = 0) -> StepLog:
     try:
         with path.open("rb") as file:
             for line, raw in enumerate(file, start=1):
-                entry = _entry(path, line, raw) if raw.strip() else None
+                try:
+                    entry = _entry(path, line, raw) if raw.strip() else None
+                except InputError:
+                    if raw.endswith(b"\n"):
+                        raise
+                    break  # its engine is still writing
                 if entry is not None and entry.get("event") == "started":
                     about = entry
                 elif entry is not None and "event" not in entry and at >= start:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Self
 from weakref import WeakSet
@@ -9,6 +10,7 @@ from weakref import WeakSet
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from headway.core.cost import REGIMES
+from headway.engine.vllm.messages import ENV_STEP_LOG
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 40, 80, 160, 640)
 _FAST = (5e-5, 1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
@@ -83,6 +85,15 @@ class Metrics:
         }
         self.busy_ratio = gauge("engine_busy_ratio", "Share of time inside steps since the last report; 0 while idle")
         self._last_s: float | None = None
+        if log := os.environ.get(ENV_STEP_LOG):
+            named = Gauge(
+                "headway_step_log",
+                "1 for the file that the engine logs its steps in",
+                ["file"],
+                registry=registry,
+                multiprocess_mode="mostrecent",
+            )
+            named.labels(os.path.abspath(log)).set(1)
 
     @classmethod
     def claim(cls, registry: CollectorRegistry = REGISTRY) -> Self | None:
