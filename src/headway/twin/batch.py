@@ -278,7 +278,7 @@ class Batcher:
                 return
             state = job.state
             keys = self.lookup(job)
-            hit = len(keys) * pool.block_size
+            hit = len(keys) * pool.block_size if pool.caching else state.computed_tokens
             tokens = min(left, state.target_tokens - hit)
             if not plan.open_chunks:
                 tokens = min(tokens, plan.chunks.get(state.id, 0))

@@ -14,7 +14,7 @@ import difflib
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class StepTaken:
 
     planned_s: float
     ended_s: float
+    next_s: float  # when the engine could plan again: on a busy one a little later
     step: Step
     chunks: Mapping[int, int]  # request -> prompt tokens
     decodes: frozenset[int]
@@ -152,6 +153,7 @@ class Watch:
             StepTaken(
                 planned_s=issued.start_s,
                 ended_s=issued.end_s,
+                next_s=issued.end_s,
                 step=issued.step,
                 chunks={chunk.job.row: chunk.tokens for chunk in issued.batch.chunks},
                 decodes=frozenset(job.row for job in issued.decoding if job.row not in held),
@@ -261,16 +263,10 @@ def read(path: Path) -> Decisions:
 
 
 def _joined(steps: Sequence[StepTaken]) -> tuple[StepTaken, ...]:
-    """Let a step of a busy engine end where the next one is planned: between them nothing can be decided."""
+    """Tell the steps of a busy engine when the next one is planned: before that nothing can be decided."""
     following = [*(each.planned_s for each in steps[1:]), math.inf]
     return tuple(
-        StepTaken(
-            planned_s=each.planned_s,
-            ended_s=each.ended_s if after - each.ended_s > _IDLE_S else max(after, each.planned_s),
-            step=each.step,
-            chunks=each.chunks,
-            decodes=each.decodes,
-        )
+        replace(each, next_s=after) if 0.0 <= after - each.ended_s <= _IDLE_S else each
         for each, after in zip(steps, following, strict=True)
     )
 
@@ -296,6 +292,7 @@ def _step(entry: Mapping[str, Any]) -> StepTaken:
     return StepTaken(
         planned_s=float(entry["planned_s"]),
         ended_s=float(entry["t_s"]),
+        next_s=float(entry["t_s"]),
         step=step,
         chunks={int(number): int(tokens) for number, tokens in entry["chunks"].items()},
         decodes=frozenset(entry["decodes"]),

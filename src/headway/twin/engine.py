@@ -51,8 +51,9 @@ POLL_S = 0.02
 _MAX_IDLE_POLLS = 10_000
 _MOST_AHEAD = 4096
 
-#: Given (now, q, n, K, X) of a step it says when the step ends and which time is learned from; None: it has its price.
-StepTimes = Callable[[float, int, int, int, float], tuple[float, float] | None]
+#: Given (now, q, n, K, X) of a step it says when its tokens come out, when the next step is planned, and which time is
+#: learned from; None: it has its price.
+StepTimes = Callable[[float, int, int, int, float], tuple[float, float, float] | None]
 
 
 class Issued(NamedTuple):
@@ -227,6 +228,8 @@ class Engine:
         """The step in flight ended: first tokens, finished requests, and its time to learn from."""
         flight, self._flight = self._flight, None
         step, ledger, batcher = self.step, self.ledger, self.batcher
+        if self.times is not None:
+            now = float(self._ends.slice(step, step)[0])
         if self._learns:
             self.belief.observe(flight.step())
         for chunk in flight.batch.chunks:
@@ -297,11 +300,11 @@ class Engine:
         measured = None if self.times is None else self.times(now, q, n, K, X)
         if measured is None:
             seconds = self.truth.seconds(q, n, K, X) * self.noise.next()
-            end = now + seconds
+            ended = end = now + seconds
         else:
-            end, seconds = measured
+            ended, end, seconds = measured
         batcher.context += n
-        self._ends.append(end)
+        self._ends.append(ended)
         self.busy_s += seconds
         self.steps_with_prefill += q > 0
         for chunk in batch.chunks:

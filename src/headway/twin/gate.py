@@ -89,6 +89,7 @@ class Gate:
             arrival_s=arrival.time_s if arrival.asked_s is None else arrival.asked_s,
             prompt_tokens=arrival.input_tokens,
             max_output_tokens=declared,
+            cached_tokens=arrival.cached_tokens,
             front_s=self._config.front_s,
             patience_s=self._config.patience_s,
         )

@@ -47,8 +47,8 @@ class MeasuredTimes:
         self.found = 0
         self.missing = 0
 
-    def __call__(self, now: float, q: int, n: int, K: int, X: float) -> tuple[float, float] | None:
-        """Return when the step ends and what it took by the real engine's own count."""
+    def __call__(self, now: float, q: int, n: int, K: int, X: float) -> tuple[float, float, float] | None:
+        """Return when the step ends, when the next one is planned, and what it took by the real engine's own count."""
         at = bisect.bisect_left(self._planned, now)
         near = range(max(0, at - _NEAR), min(len(self._steps), at + _NEAR))
         same = [i for i in near if (s := self._steps[i].step).q == q and s.n == n and s.K == K and abs(s.X - X) < 1.0]
@@ -58,8 +58,9 @@ class MeasuredTimes:
         self.found += 1
         each = self._steps[min(same, key=lambda i: abs(self._planned[i] - now))]
         if abs(each.planned_s - now) <= _SNAP_S and each.ended_s > now:
-            return each.ended_s, each.step.seconds
-        return now + (each.ended_s - each.planned_s), each.step.seconds
+            return each.ended_s, each.next_s, each.step.seconds
+        late = now - each.planned_s
+        return each.ended_s + late, each.next_s + late, each.step.seconds
 
 
 def rerun(real: Decisions, **changes: Any) -> tuple[Decisions, pl.DataFrame]:
@@ -76,8 +77,9 @@ def rerun(real: Decisions, **changes: Any) -> tuple[Decisions, pl.DataFrame]:
     told = dict(real.about.get("config", {}))
     told |= {key: changes.pop(key) for key in list(changes) if key in told}
     engine = {**real.about.get("engine", {}), **changes}
+    engine["prefix_cache"] = False  # what it held is in the log, which has no contents
     config = EngineConfig(
-        **engine, front_s=told["front_ms"] / 1e3, patience_s=told["patience_s"], eps=told["eps"], fast=False
+        **engine, front_s=(told["front_ms"] or 0.0) / 1e3, patience_s=told["patience_s"], eps=told["eps"], fast=False
     )
     belief = real.about.get("cost")
     terms = np.array([(s.step.q, s.step.n, s.step.K, s.step.X) for s in real.steps], dtype=float)
@@ -119,6 +121,7 @@ def _arrivals(real: Decisions) -> Iterator[Arrival]:
             asked_s=asked.arrival_s,
             declared=asked.max_output_tokens,
             due_s=asked.due_s,
+            cached_tokens=asked.cached_tokens,
         )
 
 

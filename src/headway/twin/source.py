@@ -16,8 +16,9 @@ _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "slo_class", "session_
 class Arrival(NamedTuple):
     """One request of the trace.
 
-    The last three are for requests that a real engine has seen: when its server got them, which answer they declared,
-    and the deadline of their first token. None: on arrival, the true length, by the engine's settings.
+    The last four are for requests that a real engine has seen: when its server got them, which answer they declared,
+    the deadline of their first token (None: on arrival, the true length, by the engine's settings), and the prompt
+    tokens that its prefix cache held, in place of prefix ids.
     """
 
     row: int  # position in the trace that is simulated
@@ -32,6 +33,7 @@ class Arrival(NamedTuple):
     asked_s: float | None = None
     declared: int | None = None
     due_s: float | None = None
+    cached_tokens: int = 0
 
     @property
     def id(self) -> str:
