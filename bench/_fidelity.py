@@ -2,8 +2,8 @@
 
 The cost of a step, its scatter and the time outside the engine come from everything before the first held-out run of a
 server (its start-up sweep and the runs called `fit`). Held-out runs have other seeds at 0.5, 1 and 2 times capacity;
-their seeds are pooled. One load is played twice with the very same requests: how far the real system differs from
-itself there (`again`) is the floor under any error of a model.
+their seeds, also those of several folders, are pooled. One load is played twice with requests of the same lengths on
+the same schedule: how far the real system differs from itself there (`again`) is the floor under any error of a model.
 """
 
 from __future__ import annotations
@@ -56,18 +56,25 @@ SYSTEMS: dict[str, tuple[System, dict[str, Any]]] = {
 # Playing
 
 
-def plan(*, quick: bool) -> list[dict[str, Any]]:
+def plan(*, quick: bool, seed: int) -> list[dict[str, Any]]:
     """Return the runs against one server, in order."""
-    fits = [{"role": "fit", "load": load, "seed": 900, "duration_s": 22.0 if quick else 40.0} for load in (0.7, 1.3)]
+    fits = [{"role": "fit", "load": load, "seed": seed, "duration_s": 22.0 if quick else 40.0} for load in (0.7, 1.3)]
     lengths = {0.5: 30.0, 1.0: 25.0, 2.0: 20.0} if quick else {0.5: 60.0, 1.0: 45.0, 2.0: 30.0}
-    seeds = (901,) if quick else (901, 902)
+    seeds = (seed + 1,) if quick else (seed + 1, seed + 2)
     held = [{"role": "held", "load": load, "seed": s, "duration_s": lengths[load]} for load in LOADS for s in seeds]
     again = [each | {"role": "again"} for each in held if each["load"] == AGAIN]
     return fits + held + again
 
 
 def measure(
-    out: Path, *, model: str | None, quick: bool, capacity: float | None, systems: Sequence[str], say: Callable
+    out: Path,
+    *,
+    model: str | None,
+    quick: bool,
+    capacity: float | None,
+    systems: Sequence[str],
+    seed: int,
+    say: Callable,
 ) -> None:
     """Play every run of the plan against each system; what is there from an earlier call is kept."""
     path = out / MANIFEST
@@ -83,14 +90,14 @@ def measure(
             if capacity is None:
                 capacity, _ = measure_capacity(arena, system, WORKLOAD, n=120)
             runs = []
-            for each in plan(quick=quick):
+            for number, each in enumerate(plan(quick=quick, seed=seed)):
                 label = f"{name}-{each['role']}-{each['load']:g}x-{each['seed']}"
                 say(label)
                 run = arena.run(
                     system,
                     trace_of(each, capacity),
                     WORKLOAD.targets,
-                    seed=each["seed"],
+                    seed=1000 * each["seed"] + number,  # prompts of its own: none is in the prefix cache already
                     label=label,
                     grace_s=600.0,
                 )
@@ -127,31 +134,73 @@ class Played:
         return self.zero_s + float(self.frame["end_s"].max() or 0.0)  # type: ignore[arg-type]
 
 
-def judge(out: Path, say: Callable) -> dict[str, Any]:
-    """Return the errors of the twin on everything that was measured in `out`; writes a profile for each system."""
-    known = json.loads((out / MANIFEST).read_text())
-    report: dict[str, Any] = {"capacity_req_s": round(known["capacity_req_s"], 3), "loads": {}, "decisions": {}}
-    for name, runs in known["systems"].items():
-        real = read(out / f"{name}.steps.jsonl")
-        played = [_played(out, each, known["capacity_req_s"], real) for each in runs]
-        profile = fitted(real, played, name)
-        _, settings = SYSTEMS[name]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """Everything that was played against one start of a server, and the profile fitted to the first part of it."""
+
+    folder: Path
+    real: Decisions
+    runs: Sequence[Played]
+    profile: Profile
+
+    def held(self, load: float) -> list[Played]:
+        """Return the runs of a load that nothing was fitted to."""
+        return [each for each in self.runs if each.load == load and each.role == "held"]
+
+
+def judge(folders: Sequence[Path], say: Callable) -> dict[str, Any]:
+    """Return the errors of the twin on everything that was measured; writes a profile into each folder."""
+    manifests = {folder: json.loads((folder / MANIFEST).read_text()) for folder in folders}
+    report: dict[str, Any] = {
+        "capacity_req_s": [round(each["capacity_req_s"], 3) for each in manifests.values()],
+        "loads": {},
+        "again": {},
+        "decisions": {},
+        "fit_error": {},
+        "engine": {},
+    }
+    for name, (_, settings) in SYSTEMS.items():
+        sessions = [
+            _session(folder, name, known["systems"][name], known["capacity_req_s"])
+            for folder, known in manifests.items()
+            if name in known["systems"]
+        ]
+        if not sessions:
+            continue
         entries = []
         for load in LOADS:
-            held = [each for each in played if each.load == load and each.role == "held"]
-            found = _errors_of(held, played, profile, settings)
-            shipped = _errors_of(held, played, find_profile("cpu-smollm2"), settings)
-            report["loads"][f"{name} {load:g}x"] = found | {"shipped_profile": shipped["errors"]}
-            say(f"{name} {load:g}x: {found['errors']} (n = {found['n']})")
-            say(f"{name} {load:g}x, shipped profile: {shipped['errors']}")
+            found = _errors_of(sessions, load, None, settings)
+            shipped = _errors_of(sessions, load, find_profile("cpu-smollm2"), settings)
+            report["loads"][f"{name} {load:g}x"] = found | {"shipped": shipped["errors"]}
+            say(f"{name} {load:g}x: n = {found['n']}")
+            for label in ("real", "twin", "errors"):
+                say(f"  {label:8s} {_line(found[label])}")
+            say(f"  cpu-smollm2 as shipped, error {_line(shipped['errors'])}")
             entries.append(TwinError(load=f"{load:g}x", busy_max=found["busy"], errors=found["errors"]))
-        report["again"] = report.get("again", {}) | {name: _again(played)}
-        say(f"{name}: the real system against itself at {AGAIN:g}x: {report['again'][name]['errors']}")
+        report["again"][name] = _again(sessions)
+        say(f"{name}, the real system against itself at {AGAIN:g}x: {_line(report['again'][name]['errors'])}")
         entries[-1] = replace(entries[-1], busy_max=1.0)
-        replace(profile, twin_error=tuple(entries)).save(out / f"{name}.profile.toml")
-        report["decisions"][name] = _decisions(real, played, say)
-        report["fit_error"] = report.get("fit_error", {}) | {name: profile.fit_error}
+        for session in sessions:
+            profile = replace(session.profile, twin_error=tuple(entries))
+            profile.save(session.folder / f"{name}.profile.toml")
+        report["fit_error"][name] = [each.profile.fit_error for each in sessions]
+        report["engine"][name] = sessions[-1].real.about
+        report["decisions"][name] = {
+            f"{session.folder.name} {key}": value
+            for session in sessions
+            for key, value in _decisions(session, say).items()
+        }
     return report
+
+
+def _line(values: Mapping[str, float]) -> str:
+    return "  ".join(f"{key} {value:.4f}" for key, value in values.items() if value is not None)
+
+
+def _session(folder: Path, name: str, runs: Sequence[Mapping[str, Any]], capacity: float) -> Session:
+    real = read(folder / f"{name}.steps.jsonl")
+    played = [_played(folder, each, capacity, real) for each in runs]
+    return Session(folder=folder, real=real, runs=played, profile=fitted(real, played, name))
 
 
 def _played(out: Path, run: Mapping[str, Any], capacity: float, real: Decisions) -> Played:
@@ -195,24 +244,28 @@ def fitted(real: Decisions, played: Sequence[Played], name: str) -> Profile:
 
 
 def _errors_of(
-    held: Sequence[Played], played: Sequence[Played], profile: Profile, settings: Mapping[str, Any]
+    sessions: Sequence[Session], load: float, profile: Profile | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the twin's errors on the pooled runs of one load."""
-    frames, busy = [], []
-    for run in held:
-        trace, skipped = _with_history(run, played)
-        for seed in NOISE:
-            scenario = Scenario(profile=profile, slos=_slos(), settings=dict(settings), seed=seed)
-            outcome = simulate(trace, scenario)
-            frames.append(outcome.frame.filter(pl.col("index") >= skipped))
-            busy.append(float(outcome.facts["busy_share"]))
-    real, twin = pl.concat([run.frame for run in held]), pl.concat(frames)
+    """Return the twin's errors on the pooled runs of one load; without a profile each session has its own."""
+    real, twin, busy = [], [], []
+    for session in sessions:
+        for run in session.held(load):
+            real.append(run.frame)
+            trace, skipped = _with_history(run, session.runs)
+            for seed in NOISE:
+                scenario = Scenario(
+                    profile=profile or session.profile, slos=_slos(), settings=dict(settings), seed=seed
+                )
+                outcome = simulate(trace, scenario)
+                twin.append(outcome.frame.filter(pl.col("index") >= skipped))
+                busy.append(float(outcome.facts["busy_share"]))
+    one, two = pl.concat(real), pl.concat(twin)
     return {
-        "n": real.height,
+        "n": one.height,
         "busy": round(float(np.mean(busy)), 3),
-        "errors": errors(real, twin),
-        "real": _values(real),
-        "twin": _values(twin),
+        "errors": errors(one, two),
+        "real": _values(one),
+        "twin": _values(two),
     }
 
 
@@ -250,19 +303,20 @@ def _values(frame: pl.DataFrame) -> dict[str, Any]:
     return found | {"attainment": total["attainment"], "refused": total["refused"] / total["n"]}
 
 
-def _again(played: Sequence[Played]) -> dict[str, Any]:
-    """Return how far the real system differs from itself on the same requests."""
-    second = [each for each in played if each.role == "again"]
-    first = [each for each in played if each.role == "held" and each.load == AGAIN]
-    one, two = (pl.concat([each.frame for each in part]) for part in (first, second))
-    return {"load": f"{AGAIN:g}x", "n": one.height, "errors": errors(one, two)}
+def _again(sessions: Sequence[Session]) -> dict[str, Any]:
+    """Return how far the real system differs from itself on the same schedule."""
+    first = [run.frame for session in sessions for run in session.held(AGAIN)]
+    second = [run.frame for session in sessions for run in session.runs if run.role == "again"]
+    one, two = pl.concat(first), pl.concat(second)
+    return {"load": f"{AGAIN:g}x", "n": one.height, "errors": errors(one, two), "real": [_values(one), _values(two)]}
 
 
-def _decisions(real: Decisions, played: Sequence[Played], say: Callable) -> dict[str, Any]:
+def _decisions(session: Session, say: Callable) -> dict[str, Any]:
     """Put every arrival of the log before the twin on the clock of the real steps; compare run by run."""
+    real = session.real
     twin, _ = rerun(real)
     found = {}
-    for run in played:
+    for run in session.runs:
         numbers = {each.number for each in run.asked.values()}
         one, two = (each.between(run.zero_s, run.end_s, numbers) for each in (real, twin))
         agreement = compare(one, two).as_dict()

@@ -8,7 +8,7 @@
    log through the twin on the clock of the real steps.
 
 Errors: P50 and P99 of TTFT and TPOT relative to the real value; attainment and refusals as absolute shares.
-`--out FOLDER` of an earlier run with other `--systems` adds to it; `--judge` compares what lies there without vLLM.
+`--out FOLDER` of an earlier run with other `--systems` adds to it; `--judge FOLDER ...` pools what lies there.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"), help="folder with the RTX 4090 run")
     parser.add_argument("--skip-engine", action="store_true", help="only the RTX 4090 run, which needs no vLLM")
-    parser.add_argument("--judge", action="store_true", help="compare the runs in --out, play none")
+    parser.add_argument("--judge", type=Path, nargs="+", metavar="FOLDER", help="pool the runs there, play none")
+    parser.add_argument("--seed", type=int, default=900, help="of the fitted runs; held-out ones have the next")
     parser.add_argument("--systems", default="", help="of no-op, headway (default: both; with --quick: headway)")
     parser.add_argument(
         "--capacity", type=float, default=None, help="requests/s (default: measured; --quick: recorded)"
@@ -154,9 +155,10 @@ def main() -> None:
                 quick=options.quick,
                 capacity=options.capacity or (recorded_capacity() if options.quick else None),
                 systems=systems,
+                seed=options.seed,
                 say=say,
             )
-        here = _fidelity.judge(out, say)
+        here = _fidelity.judge(options.judge or [out], say)
     result: dict[str, Any] = {"worst_p50_error": None, "worst_p99_error": None}
     if here is not None:
         found = [each["errors"] for each in here["loads"].values()]
@@ -165,7 +167,7 @@ def main() -> None:
         again = [each["errors"] for each in here["again"].values()]
         result |= {"worst_p50_error": worst(p50, found), "worst_p99_error": worst(p99, found)}
         result |= {"again_p50_error": worst(p50, again), "again_p99_error": worst(p99, again)}
-        decisions = [run for each in here["decisions"].values() for key, run in each.items() if key.startswith("held")]
+        decisions = [run for each in here["decisions"].values() for key, run in each.items() if " held " in key]
         steps, same = (sum(each[key] for each in decisions) for key in ("steps", "same_steps"))
         result["same_steps_share"] = round(same / steps, 4)
         verdicts, agreed = (sum(each[key] for each in decisions) for key in ("verdicts", "same_verdicts"))
@@ -174,7 +176,8 @@ def main() -> None:
     if gpu is not None:
         for name, each in gpu["second_half"].items():
             say(f"RTX 4090, second half, {name}: real {each['real_s']} s, twin {each['twin_s']} s, {each['error']:.2%}")
-    finish("twin_fidelity", result, {"rtx4090": gpu, "engine": here}, quick=options.quick or options.skip_engine)
+    rough = (options.quick and not options.judge) or options.skip_engine
+    finish("twin_fidelity", result, {"rtx4090": gpu, "engine": here}, quick=rough)
 
 
 def say(text: str) -> None:
