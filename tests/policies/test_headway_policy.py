@@ -197,7 +197,7 @@ def test_an_idle_plan_schedules_nothing() -> None:
 
 
 def test_victims_are_named_only_when_blocks_run_out() -> None:
-    """Unseen prefills first, unpromised before promised; then streams, unpromised first, the latest due first."""
+    """What nothing is promised first; of the same standing unseen prefills before streams, the latest due first."""
     ledger = Ledger()
     pending(ledger, request(0, ttft=2.0, prompt=900), request(1, ttft=3.0, prompt=900))
     pending(ledger, request(2, ttft=1.0, prompt=900), promised=False)
@@ -207,7 +207,7 @@ def test_victims_are_named_only_when_blocks_run_out() -> None:
     ledger.decoding["r3"].promised = False
     now = 0.05
     assert create("headway").plan(view(ledger, now=now)).victims == ()
-    assert create("headway").plan(view(ledger, now=now, free=3)).victims == ("r2", "r1", "r0", "r3", "r4", "r5")
+    assert create("headway").plan(view(ledger, now=now, free=3)).victims == ("r2", "r3", "r1", "r0", "r4", "r5")
 
 
 def test_same_view_same_plan() -> None:

@@ -24,11 +24,12 @@ load lets up.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from headway.core import Accept, Defer, EngineView, Reason, Reject, RequestState, Verdict
+from headway.core import Accept, Defer, EngineView, Ledger, Reason, Reject, RequestState, Verdict
 from headway.core.walk import (
     MAX_STEPS,
     Floats,
@@ -41,6 +42,14 @@ from headway.core.walk import (
     work_s,
     worst_slot,
 )
+
+
+class _Load(NamedTuple):
+    """What a walk counts with: everything accepted that may run before the last promise is kept, and the candidate."""
+
+    pace_s: float  # the tightest of all
+    served: int  # n*
+    reserved_tokens: int  # K*
 
 
 class ResponseTime:
@@ -89,38 +98,49 @@ class ResponseTime:
         tokens = request.reserved_tokens
         if request.prompt_tokens >= view.max_model_len or kv.blocks(tokens) > kv.total_blocks:
             return Reject(reason=Reason.NEVER_FITS)
-        if not request.has_target or not view.cost.ready:
+        paced = math.isfinite(request.slo.pace_s)
+        if not view.cost.ready or not (request.has_target or (paced and self.strict)):
             return Accept()
         start = view.now_s + view.residual_s
         alone = self._alone_s(view, request)
-        if request.arrival_s + alone > request.due_s:
+        if request.has_target and request.arrival_s + alone > request.due_s:
             return Reject(reason=Reason.NEVER_FITS, bound_s=start + alone)
-        served = len(ledger.pending) + len(ledger.decoding)
+        at = ledger.place(request)
+        # Behind all promises: they start after this request, and lose their blocks before it.
+        idle, idle_tokens = ledger.idle_behind(at)
+        served = len(ledger.pending) + len(ledger.decoding) - idle
+        reserved = ledger.reserved_tokens + tokens - idle_tokens
         if not served and not self.strict:
             # Nothing can be lost, and a cost that was learned in a bad moment is only unlearned by serving.
             bound = start + alone
             return Accept(bound_s=bound if bound <= request.due_s else None)
         # Each request may waste most of one block, so count one more for each.
-        if kv.blocks(ledger.reserved_tokens + tokens) + served + 1 > kv.total_blocks or served >= view.max_running:
+        if kv.blocks(reserved) + served + 1 > kv.total_blocks or served >= view.max_running:
             return Reject(reason=Reason.KV, retry_after_s=self._departure_s(view))
-        cost, factor = view.cost.mean, view.cost.factor
-        reserved = ledger.reserved_tokens + tokens
+        cost, factor = view.cost.mean, self._factor(view)
         pace = self._pace_s(view, request)
-        worst = factor * cost.seconds(self.min_chunk, served + 1, reserved, 0)
+        # Decodes without a pace skip steps that they would make too long (policy `headway`), so only the others count.
+        decodes = sum(ledger.paces.values()) - ledger.paces.get(math.inf, 0) + paced
+        context_tokens = ledger.reserved_tokens - ledger.loose_tokens + paced * tokens
+        worst = factor * cost.seconds(self.min_chunk, decodes, context_tokens, self.min_chunk**2 / 2)
         if worst > pace:
             return Reject(reason=Reason.TBT, bound_s=start + worst, retry_after_s=self._departure_s(view))
+        if not request.has_target:
+            return Accept()
 
-        dues, remaining, context, promised = ledger.columns()
-        at = ledger.place(request)
+        dues, remaining, context, promised = self._columns(ledger)
         own = cost.work_s(request.remaining_tokens, request.computed_tokens)
+        if self.strict and request.computed_tokens:
+            own = cost.work_s(request.prompt_tokens, 0)  # hits may be evicted before it starts
         work = work_s(cost, remaining, context)
         ahead = work.cumsum()
         before = float(ahead[at - 1]) if at else 0.0
         with_it = np.concatenate((ahead[:at], (before + own,), ahead[at:] + own))
         horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
         # Finishing times of the candidate and of everything behind it in deadline order.
-        left = outputs_left(ledger.decoding.values())
-        finish = start + self._finish(view, request, pace, horizon, left, with_it, at)
+        load = _Load(pace, served + 1, reserved)
+        left = outputs_left((*ledger.decoding.values(), *ledger.completing.values()))
+        finish = start + self._finish(view, request, load, horizon, left, with_it, at)
         bound = float(finish[0])
         late = bound - request.due_s
         detail = None
@@ -130,7 +150,7 @@ class ResponseTime:
             if broken.any():
                 if self.method == "walk" and not self.strict:
                     # Only a promise that holds without the candidate can be broken by it.
-                    held = start + self._finish(view, request, pace, horizon, left, ahead, at)
+                    held = start + self._finish(view, request, load, horizon, left, ahead, at)
                     broken &= held <= dues[at:]
                 else:
                     # The bound of a promise that holds may have grown since (more context, a tighter pace), so only
@@ -142,7 +162,7 @@ class ResponseTime:
         if late > 0:
             if not math.isfinite(bound):
                 # Not within its target: look as far as walks go, for the bound and the time to retry.
-                bound = start + float(self._finish(view, request, pace, math.inf, left, with_it[: at + 1], at)[0])
+                bound = start + float(self._finish(view, request, load, math.inf, left, with_it[: at + 1], at)[0])
                 late = bound - request.due_s
             return Reject(
                 reason=Reason.TTFT,
@@ -150,12 +170,28 @@ class ResponseTime:
                 bound_s=bound if math.isfinite(bound) else None,
                 retry_after_s=late if math.isfinite(late) else None,
             )
-        if self._crowds_out(view, request, own, before + own, pace, reserved):
+        if self._crowds_out(view, request, own, before + own, load):
             detail = "demand exceeds capacity and requests of less work for the same value take what there is"
             denied = Reject(reason=Reason.TTFT, detail=detail, bound_s=bound)
             until = min(request.arrival_s + self.hesitate * (request.due_s - request.arrival_s), request.due_s - alone)
             return Defer(until_s=until, otherwise=denied) if view.now_s < until else denied
         return Accept(bound_s=bound)
+
+    def _factor(self, view: EngineView) -> float:
+        """Envelope / mean; a strict promise counts that of decode-only steps too, where it is larger."""
+        factor = view.cost.factor
+        if self.strict and (alone := view.cost.mean.seconds(0, 1, 0, 0)) > 0:
+            factor = max(factor, view.cost.envelope(0, 1, 0, 0) / alone)
+        return factor
+
+    def _columns(self, ledger: Ledger) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
+        """The columns of `pending`; a strict promise counts on no hit in the prefix cache that is not held yet."""
+        dues, remaining, context, promised = ledger.columns()
+        if self.strict:
+            for request in ledger.hoped.values():
+                at = ledger.place(request) - 1
+                remaining[at], context[at] = request.target_tokens, 0.0
+        return dues, remaining, context, promised
 
     def _pace_s(self, view: EngineView, request: RequestState) -> float:
         """Tightest pace of anything accepted, the candidate included; the blocking allowance when there is none."""
@@ -179,55 +215,52 @@ class ResponseTime:
         self,
         view: EngineView,
         request: RequestState,
-        pace: float,
+        load: _Load,
         horizon_s: float,
         left: Ints,
         backlog: Floats,
         since: int,
     ) -> Floats:
         """Time from the start of the next step until each entry of the cumulative backlog from `since` on is done."""
-        ledger, cost, factor = view.ledger, view.cost.mean, view.cost.factor
-        reserved = ledger.reserved_tokens + request.reserved_tokens
+        cost, factor = view.cost.mean, self._factor(view)
+        step = min(load.pace_s, view.blocking_s)
         if self.method == "walk" and not self.strict:
             return capacity(
                 cost,
-                pace_s=pace,
+                pace_s=load.pace_s,
                 blocking_s=view.blocking_s,
                 slack_s=view.slack_s,
                 factor=factor,
                 min_chunk=self.min_chunk,
-                decodes=decode_counts(left, _steps(horizon_s * factor, min(pace, view.blocking_s))),
-                reserved_tokens=reserved,
+                decodes=decode_counts(left, _steps(horizon_s * factor, step)),
+                reserved_tokens=load.reserved_tokens,
                 backlog=backlog,
             ).finish_s(backlog[since:])
-        served = len(ledger.decoding) + len(ledger.pending) + 1
-        _, remaining, context, _ = ledger.columns()
+        _, remaining, context, _ = view.ledger.columns()
         longest = max(request.prompt_tokens, float((remaining + context).max(initial=0.0)))
         slot = worst_slot(
             cost,
-            step_s=min(pace, view.blocking_s),
+            step_s=step,
             factor=factor,
-            served=served,
-            reserved_tokens=reserved,
+            served=load.served,
+            reserved_tokens=load.reserved_tokens,
             waste_s=cost.work_s(self.min_chunk, longest),
-            step_tokens=view.max_step_tokens - served,
+            step_tokens=view.max_step_tokens - load.served,
         )
         if self.method == "closed":
             return closed_form(slot, backlog[since:])
         counts = decode_counts(left, _steps(horizon_s, slot.length_s))
-        walk = guaranteed(cost, slot, factor=factor, decodes=counts, reserved_tokens=reserved, backlog=backlog)
+        tokens = load.reserved_tokens
+        walk = guaranteed(cost, slot, factor=factor, decodes=counts, reserved_tokens=tokens, backlog=backlog)
         return walk.finish_s(backlog[since:])
 
-    def _crowds_out(
-        self, view: EngineView, request: RequestState, own: float, backlog: float, pace: float, reserved: int
-    ) -> bool:
+    def _crowds_out(self, view: EngineView, request: RequestState, own: float, backlog: float, load: _Load) -> bool:
         """Whether this request would be late once those that are expected to go before it have arrived."""
         if not self.foresight:
             return False
         cost, factor, demand, now = view.cost.mean, view.cost.factor, view.demand, view.now_s
-        step = min(pace, view.blocking_s)
-        served = len(view.ledger.pending) + len(view.ledger.decoding) + 1
-        base = cost.g + cost.b * served + cost.k * reserved
+        step = min(load.pace_s, view.blocking_s)
+        base = cost.g + cost.b * load.served + cost.k * load.reserved_tokens
         # With a backlog a step takes one pace on average; a strict promise counts every step at its envelope.
         share = 1.0 - (factor if self.strict else 1.0) * base / step
         density = request.slo.weight / max(own, 1e-6)

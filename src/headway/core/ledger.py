@@ -34,6 +34,11 @@ class Ledger:
         reserved_tokens: sum of prompt + max output over everything accepted.
         paces: decode pace (seconds a token) -> accepted requests that have it.
         prefilling: how many of `pending` have been started and hold a slot of the engine.
+        completing: those of `pending` whose last chunk is in flight (asynchronous scheduling), by id: they decode in
+            the next step.
+        loose: those of `decoding` without a pace: nobody is promised their tokens, so they may skip steps.
+        loose_tokens: the part of `reserved_tokens` that belongs to requests without a pace.
+        hoped: those of `pending` that hold nothing yet but count on hits in the prefix cache, by id.
     """
 
     __slots__ = (
@@ -42,8 +47,12 @@ class Ledger:
         "_keys",
         "_promised",
         "_remaining",
+        "completing",
         "context_tokens",
         "decoding",
+        "hoped",
+        "loose",
+        "loose_tokens",
         "paces",
         "pending",
         "prefilling",
@@ -61,6 +70,10 @@ class Ledger:
         self.reserved_tokens = 0
         self.paces: dict[float, int] = {}
         self.prefilling = 0
+        self.completing: dict[str, RequestState] = {}
+        self.loose: dict[str, RequestState] = {}
+        self.loose_tokens = 0
+        self.hoped: dict[str, RequestState] = {}
         # Columns beside `pending`, so that admission can work on arrays without touching 1,000 objects.
         self._keys: list[tuple[float, int]] = []
         self._dues = array("d")
@@ -82,14 +95,21 @@ class Ledger:
         self.undecided[request.id] = request
 
     def accept(self, request: RequestState, bound_s: float | None) -> None:
-        """The request is served; with a bound its first token is promised for then."""
+        """The request is served; with a bound its first token is promised for then.
+
+        Without one it goes behind every promise that is pending: nobody counted on its work.
+        """
         del self.undecided[request.id]
         request.promised = bound_s is not None
         request.bound_s = bound_s
         request.phase = Phase.WAITING
+        if not request.promised:
+            self._give_way(request)
         self.reserved_tokens += request.reserved_tokens
         pace = request.slo.pace_s
         self.paces[pace] = self.paces.get(pace, 0) + 1
+        if math.isinf(pace):
+            self.loose_tokens += request.reserved_tokens
         self._insert(request)
 
     def retract(self, request: RequestState) -> None:
@@ -106,8 +126,7 @@ class Ledger:
         at = self._index(request)
         self._start(request)
         request.computed_tokens = min(request.target_tokens, request.computed_tokens + tokens)
-        self._remaining[at] = request.target_tokens - request.computed_tokens
-        self._context[at] = request.computed_tokens
+        self._computed(request, at)
 
     def set_computed(self, request_id: str, computed_tokens: int, *, started: bool = False) -> None:
         """The engine knows better how many prompt tokens are computed (prefix-cache hit, failed load).
@@ -119,8 +138,7 @@ class Ledger:
         if started:
             self._start(request)
         request.computed_tokens = min(computed_tokens, request.target_tokens)
-        self._remaining[at] = request.target_tokens - request.computed_tokens
-        self._context[at] = request.computed_tokens
+        self._computed(request, at)
 
     def token(self, request_id: str, now_s: float, count: int = 1) -> None:
         """`count` output tokens of the request came out of the step that ended at `now_s`."""
@@ -128,14 +146,16 @@ class Ledger:
         if request.phase is Phase.WAITING and request.preemptions:
             # Preempted while this output was in flight (asynchronous scheduling): it is the client's, but its KV is
             # lost, so it must be computed again with the prompt.
-            self._remaining[self._index(request)] += count
             request.target_tokens += count
+            self._computed(request, self._index(request))
         elif request.phase is not Phase.DECODE:
             self._remove(request)
             request.phase = Phase.DECODE
             request.computed_tokens = request.target_tokens
             self.decoding[request_id] = request
             self.context_tokens += request.target_tokens
+            if math.isinf(request.slo.pace_s):
+                self.loose[request_id] = request
         if request.first_token_s is None:
             request.first_token_s = now_s
         request.last_token_s = now_s
@@ -157,11 +177,14 @@ class Ledger:
         request = self.requests[request_id]
         if request.phase is Phase.DECODE:
             del self.decoding[request_id]
+            self.loose.pop(request_id, None)
             self.context_tokens -= request.target_tokens + self._decoded_since(request)
             if math.isfinite(request.next_due_s):  # without a pace its old deadline stands, so that it cannot starve
                 request.due_s = request.next_due_s
         else:
             self._remove(request)
+        if not request.promised:
+            self._give_way(request)
         request.preemptions += 1
         request.phase = Phase.WAITING
         request.computed_tokens = 0
@@ -179,8 +202,11 @@ class Ledger:
         self.paces[pace] -= 1
         if not self.paces[pace]:
             del self.paces[pace]
+        if math.isinf(pace):
+            self.loose_tokens -= request.reserved_tokens
         if request.phase is Phase.DECODE:
             del self.decoding[request_id]
+            self.loose.pop(request_id, None)
             self.context_tokens -= request.target_tokens + self._decoded_since(request)
         else:
             self._remove(request)
@@ -201,6 +227,21 @@ class Ledger:
         """Return how many of `pending` come before a request that is not among them."""
         return bisect.bisect_right(self._keys, (request.due_s, request.seq))
 
+    def idle_behind(self, at: int) -> tuple[int, int]:
+        """Return how many of `pending` from place `at` on nothing is promised, nor to any behind, and not started.
+
+        The second number is what they reserve, tokens. Nobody with a promise waits for them.
+        """
+        count = tokens = 0
+        for place in range(len(self.pending) - 1, at - 1, -1):
+            if self._promised[place]:
+                break
+            request = self.pending[place]
+            if request.phase is Phase.WAITING:
+                count += 1
+                tokens += request.reserved_tokens
+        return count, tokens
+
     @property
     def pace_s(self) -> float:
         """Tightest decode pace among the accepted requests, seconds a token; inf when none has one."""
@@ -215,12 +256,16 @@ class Ledger:
         assert list(self._promised) == [r.promised for r in self.pending]
         assert all(r.phase in (Phase.WAITING, Phase.PREFILL) for r in self.pending)
         assert self.prefilling == sum(r.phase is Phase.PREFILL for r in self.pending)
+        assert self.completing.keys() == {r.id for r in self.pending if not r.remaining_tokens}
+        assert self.hoped.keys() == {r.id for r in self.pending if r.phase is Phase.WAITING and r.computed_tokens}
         assert all(r.phase is Phase.DECODE for r in self.decoding.values())
         assert all(r.phase is Phase.UNDECIDED for r in self.undecided.values())
         assert self.requests.keys() == ({r.id for r in self.pending} | self.decoding.keys() | self.undecided.keys())
         served = [*self.pending, *self.decoding.values()]
         assert self.reserved_tokens == sum(r.reserved_tokens for r in served)
         assert self.paces == Counter(r.slo.pace_s for r in served)
+        assert self.loose_tokens == sum(r.reserved_tokens for r in served if math.isinf(r.slo.pace_s))
+        assert self.loose.keys() == {r.id for r in self.decoding.values() if math.isinf(r.slo.pace_s)}
         assert self.context_tokens == sum(r.target_tokens + self._decoded_since(r) for r in self.decoding.values())
 
     @staticmethod
@@ -232,6 +277,28 @@ class Ledger:
         if request.phase is Phase.WAITING:
             request.phase = Phase.PREFILL
             self.prefilling += 1
+
+    def _computed(self, request: RequestState, at: int) -> None:
+        """The computed tokens of the pending request at this place have changed."""
+        left = request.target_tokens - request.computed_tokens
+        self._remaining[at] = left
+        self._context[at] = request.computed_tokens
+        if left:
+            self.completing.pop(request.id, None)
+        else:
+            self.completing[request.id] = request
+        if request.phase is Phase.WAITING and request.computed_tokens:
+            self.hoped[request.id] = request
+        else:
+            self.hoped.pop(request.id, None)
+
+    def _give_way(self, request: RequestState) -> None:
+        """Order a request without a promise behind every pending promise."""
+        for at in range(len(self._dues) - 1, -1, -1):
+            if self._promised[at]:
+                if request.due_s <= self._dues[at]:
+                    request.due_s = math.nextafter(self._dues[at], math.inf)
+                return
 
     def _index(self, request: RequestState) -> int:
         at = bisect.bisect_left(self._keys, (request.due_s, request.seq))
@@ -245,12 +312,15 @@ class Ledger:
         self._keys.insert(at, key)
         self.pending.insert(at, request)
         self._dues.insert(at, request.due_s)
-        self._remaining.insert(at, request.target_tokens - request.computed_tokens)
-        self._context.insert(at, request.computed_tokens)
+        self._remaining.insert(at, 0)
+        self._context.insert(at, 0)
         self._promised.insert(at, request.promised)
+        self._computed(request, at)
 
     def _remove(self, request: RequestState) -> None:
         at = self._index(request)
         self.prefilling -= request.phase is Phase.PREFILL
         del self.pending[at], self._keys[at], self._dues[at]
         del self._remaining[at], self._context[at], self._promised[at]
+        self.completing.pop(request.id, None)
+        self.hoped.pop(request.id, None)

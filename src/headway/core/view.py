@@ -29,7 +29,8 @@ class KvView:
 class EngineView:
     """Everything a decision may look at. Frozen; the ledger behind it is read, never changed.
 
-    `residual_s` is the time the step in flight still needs (0 when the engine waits for this very decision).
+    `residual_s` is the time that the step in flight still needs at most, by its envelope (0 when the engine waits for
+    this very decision).
     """
 
     now_s: float
@@ -46,6 +47,20 @@ class EngineView:
     _slack: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
+    def decodes(self) -> int:
+        """How many requests decode in the step that is planned, those included whose last chunk is in flight."""
+        return len(self.ledger.decoding) + len(self.ledger.completing)
+
+    @property
+    def context_tokens(self) -> int:
+        """K of the step that is planned when all of `decodes` run: the step in flight gives each a token more."""
+        ledger = self.ledger
+        if self.residual_s <= 0 and not ledger.completing:
+            return ledger.context_tokens
+        joining = sum(r.target_tokens + 1 for r in ledger.completing.values())
+        return ledger.context_tokens + len(ledger.decoding) + joining
+
+    @property
     def slack_s(self) -> float:
         """Least slack of the decodes that can still be on time, from the end of the step in flight; inf if none.
 
@@ -58,7 +73,7 @@ class EngineView:
 
     def _least_due_s(self) -> float:
         decoding = self.ledger.decoding
-        alone = self.cost.envelope(0, len(decoding), self.ledger.context_tokens, 0)
+        alone = self.cost.envelope(0, self.decodes, self.context_tokens, 0)
         end = self.now_s + self.residual_s
         earliest = end + alone
         least = math.inf
@@ -75,6 +90,10 @@ class EngineView:
                 or due - request.slo.pace_s + request.remaining_output * (request.slo.pace_s - alone) >= end
             ):
                 least = due
+        # Their first token comes when the step in flight ends.
+        for request in self.ledger.completing.values():
+            if request.remaining_output > 1 and alone <= request.slo.pace_s:
+                least = min(least, end + request.slo.pace_s)
         return least
 
 

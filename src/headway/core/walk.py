@@ -260,11 +260,12 @@ def guaranteed(
 ) -> Walk:
     """Walk slots that no run whose steps stay under their envelope is later than.
 
-    Full steps are at least `slot.length_s` long, so up to a time T they pay their fixed cost, and a decode that is
-    there for m steps pays b, at most min(m, T / length) times; what is left of T is prefill work. A pending prefill
-    decodes no sooner than after the work before it. Real steps may be longer than slots and end out of phase with
-    them, and a step that completes a first token ends by its deadline: one `step_s` more pays for that, as then at
-    least `step_s` is left when the last step of a request begins.
+    Full steps are at least `slot.length_s` long, so up to a time T they pay their fixed cost at most T / length times,
+    and a decode that is there for m steps pays b at most min(m, T / length) times; what is left of T is prefill work.
+    A pending prefill decodes no sooner than after the work before it. Slots in which decodes take more than there is
+    count as negative: real steps are then longer, and the same payments come later. A step that completes a first
+    token ends by its deadline; one `step_s` more leaves every step before that its full length. The proof is in
+    docs/guarantee.md.
 
     Args:
         cost: coefficients of the mean step.
@@ -283,9 +284,9 @@ def guaranteed(
         soonest = np.minimum(factor * backlog / slot.length_s, steps).astype(np.int64)
         joined = np.bincount(soonest, minlength=steps + 1)[:steps].cumsum()
         base = cost.g + cost.k * reserved_tokens
-        room = np.maximum(slot.length_s / factor - base - cost.b * (decodes + joined), 0.0)
+        room = slot.length_s / factor - base - cost.b * (decodes + joined)
     ends = slot.length_s * np.arange(1, steps + 1, dtype=np.float64) + slot.step_s
-    return Walk(cumulative=room.cumsum(), ends_s=ends)
+    return Walk(cumulative=np.maximum.accumulate(np.maximum(room.cumsum(), 0.0)), ends_s=ends)
 
 
 def closed_form(slot: Slot, backlog: Floats) -> Floats:

@@ -26,7 +26,7 @@ class EngineFacts:
     max_step_tokens: int
     max_running: int
     max_model_len: int
-    residual_s: float = 0.0  # what the step in flight still needs (asynchronous scheduling)
+    residual_s: float = 0.0  # what the step in flight still needs at most (asynchronous scheduling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class RequestTag:
     tbt_ms: float | None = None
     arrival_unix_s: float | None = None  # when the server got the request, before tokenisation
     explicit_max_tokens: bool = True
+    tenant: str | None = None  # whose share of the class it is (a name or a digest, never an API key)
     front_ms: float | None = None  # measured time from the engine to the socket
 
     def __post_init__(self) -> None:
@@ -57,6 +58,7 @@ class RequestTag:
             and _whole(self.size)
             and 1 <= self.size <= MAX_GROUP
             and (self.slo_class is None or isinstance(self.slo_class, str))
+            and (self.tenant is None or (isinstance(self.tenant, str) and len(self.tenant) <= 80))
             and isinstance(self.explicit_max_tokens, bool)
             and all(_within(getattr(self, key), limit) and getattr(self, key) != 0 for key, limit in limits.items())
             and _within(self.front_ms, 60_000.0)

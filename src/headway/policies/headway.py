@@ -47,11 +47,16 @@ class Headway:
         """Return the plan of the next step."""
         ledger, cost = view.ledger, view.cost.mean
         head = [r for r in ledger.pending[: self.window] if r.target_tokens > r.computed_tokens]
-        # A prompt whose last chunk is in flight decodes in this step (asynchronous scheduling).
-        decodes = len(ledger.decoding) + min(len(ledger.pending), self.window) - len(head)
+        decodes = view.decodes
+        base = cost.g + cost.b * decodes + cost.k * view.context_tokens
+        held: list[RequestState] = []
+        if ledger.loose:
+            held = self._held(view, base)
+            decodes -= len(held)
+            base -= sum(self._decode_s(view, r) for r in held)
+        skip = frozenset(r.id for r in held)
         if not head:
-            return StepPlan(token_budget=max(1, decodes), starts=())
-        base = cost.g + cost.b * decodes + cost.k * ledger.context_tokens
+            return StepPlan(token_budget=max(1, decodes), starts=(), held=skip)
         room = self._room(view, base)
         floor = cost.work_s(self.min_chunk, 0)
         least = 0  # tokens that the first prefill gets whatever they cost
@@ -60,6 +65,10 @@ class Headway:
         elif room < floor:
             if base * view.cost.factor < ledger.pace_s and not self._starved(view, room, base):
                 room = 0.0 if room <= 0 or head[0].remaining_tokens > self.min_chunk else room
+            elif base * view.cost.factor < ledger.pace_s and view.slack_s / view.cost.factor - base >= floor:
+                # Only the blocking allowance is in the way: exceed it by a chunk, but never a pace.
+                chunk = cost.work_s(self.min_chunk, head[0].computed_tokens)
+                room = max(floor, min(chunk, view.slack_s / view.cost.factor - base))
             else:
                 room, least = floor, self.min_chunk
         chunks: dict[str, int] = {}
@@ -91,6 +100,8 @@ class Headway:
                 work = cost.work_s(tokens, context)
             base += work
             room -= work
+            if tokens < whole:
+                break  # what is left is less than one of its tokens: nobody behind it overtakes with that
             if tokens == whole and request.slo.ttft_s is not None:
                 # Its first token leaves with the step: later prompts must not fill the step past its deadline.
                 spare = (request.due_s - start) / factor - base
@@ -100,8 +111,29 @@ class Headway:
             token_budget=max(1, decodes + budget - left),
             chunks=chunks,
             starts=tuple(starts),
+            held=skip,
             victims=self._victims(view, chunks, decodes),
         )
+
+    def _held(self, view: EngineView, base: float) -> list[RequestState]:
+        """Decodes without a pace that skip this step, the youngest first: together they would break a pace."""
+        cost = view.cost.mean
+        alone = cost.seconds(0, 1, 0, 0)
+        factor = max(view.cost.factor, view.cost.envelope(0, 1, 0, 0) / alone if alone > 0 else 1.0)
+        excess = base - view.slack_s / factor
+        held: list[RequestState] = []
+        for request in reversed(view.ledger.loose.values()):
+            if excess <= 0:
+                break
+            held.append(request)
+            excess -= self._decode_s(view, request)
+        return held
+
+    @staticmethod
+    def _decode_s(view: EngineView, request: RequestState) -> float:
+        """What a decode costs its step."""
+        cost = view.cost.mean
+        return cost.b + cost.k * (request.prompt_tokens + request.output_tokens)
 
     def _room(self, view: EngineView, base: float) -> float:
         """Seconds of prefill work whose step keeps every decode that can be kept."""
@@ -162,7 +194,6 @@ class Headway:
             return ()
         ledger = view.ledger
         prefills = [r for r in reversed(ledger.pending) if r.phase is Phase.PREFILL]
-        streams = sorted(ledger.decoding.values(), key=lambda r: (r.promised, -r.next_due_s, -r.seq))
-        # Prefills that nobody sees yet go before any visible stream, unpromised ones before promised ones.
-        order = [r for r in prefills if not r.promised] + [r for r in prefills if r.promised] + streams
-        return tuple(r.id for r in order)
+        streams = sorted(ledger.decoding.values(), key=lambda r: (-r.next_due_s, -r.seq))
+        # What nothing is promised goes first; of the same standing, prefills that nobody sees yet before streams.
+        return tuple(r.id for promised in (False, True) for r in prefills + streams if r.promised is promised)

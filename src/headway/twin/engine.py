@@ -193,7 +193,7 @@ class Engine:
     def _plan_ahead(self, now: float) -> None:
         """Plan the step after the one just issued, with what is known now."""
         flight, batch = self._flight, Batch()
-        residual = self.belief.mean.seconds(flight.q, flight.n, flight.K, flight.X)
+        residual = self.belief.envelope(flight.q, flight.n, flight.K, flight.X)
         view = self._decide(now, residual)
         plan = self._plan(view, now, residual)
         completing = sum(1 for chunk in flight.batch.chunks if not chunk.job.state.remaining_tokens)
@@ -234,7 +234,8 @@ class Engine:
             self.belief.observe(flight.step())
         for chunk in flight.batch.chunks:
             job = chunk.job
-            if job.version != chunk.version or job.state.remaining_tokens:
+            # Its last chunk may be planned already (async_lag) although this one was not the last.
+            if job.version != chunk.version or chunk.context + chunk.tokens < job.state.target_tokens:
                 continue
             if job.state.first_token_s is None:
                 self.gate.queued_tokens -= job.state.prompt_tokens

@@ -163,7 +163,7 @@ class HeadwayScheduler(AsyncScheduler):
         flight = driver.recorder.in_flight
         residual = 0.0
         if flight is not None:
-            predicted = driver.cost.mean.seconds(flight.q, flight.n, flight.K, flight.X)
+            predicted = driver.cost.envelope(flight.q, flight.n, flight.K, flight.X)
             residual = driver.recorder.residual_s(now, predicted)
         return EngineFacts(
             now_s=now,
