@@ -66,7 +66,7 @@ CLASSES = {
 }
 
 
-def logged(path: Path, *, known: bool, **config: Any) -> Path:
+def logged(path: Path, *, known: bool, cached: bool = False, **config: Any) -> Path:
     """Serve an overload with the real driver on the scripted engine and keep its step log."""
     settings = Config.model_validate(CLASSES | config)
     cost = StepCost(ROUND) if known else StepCost()
@@ -97,6 +97,7 @@ def logged(path: Path, *, known: bool, **config: Any) -> Path:
             prompt_tokens=draw.randrange(200, 400) if long else draw.randrange(20, 80),
             output_tokens=draw.randrange(2, 20),
             slo_class="long" if long else "chat",
+            cached_tokens=16 * draw.randrange(3) if cached else 0,
         )
     engine.run()
     recorder.close()
@@ -121,6 +122,34 @@ def test_the_twin_decides_as_the_driver_did(tmp_path: Path, config: dict[str, An
     assert found.divergence is None
     assert found.steps == found.same > 100
     assert found.verdicts == found.same_verdicts == frame.height == 150
+
+
+def test_what_the_prefix_cache_held_is_taken_from_the_log(tmp_path: Path) -> None:
+    """The log has no contents, so the twin cannot find the blocks itself."""
+    real = read(logged(tmp_path / "steps.jsonl", known=True, cached=True))
+    assert any(each.cached_tokens for each in real.asked)
+    found = compare(real, rerun(real)[0])
+    assert (found.divergence, found.same_verdicts) == (None, 150)
+
+
+def test_a_change_of_one_setting_in_a_rerun(tmp_path: Path) -> None:
+    """What would have been decided with another policy or budget, from the same log."""
+    real = read(logged(tmp_path / "steps.jsonl", known=True))
+    for changes in ({"policy": "fcfs"}, {"token_budget": 64}):
+        found = compare(real, rerun(real, **changes)[0])
+        assert found.same_until < found.steps
+        assert found.divergence is not None
+        assert f"step {found.same_until}, planned at" in found.divergence
+
+
+def test_a_part_of_a_record(tmp_path: Path) -> None:
+    """Steps planned in a window, verdicts of the requests that are asked for; two parts make the whole."""
+    real = read(logged(tmp_path / "steps.jsonl", known=True))
+    cut = real.steps[70].planned_s
+    parts = real.between(0.0, cut, {0, 1}), real.between(cut, 1e9, range(2, 150))
+    assert [len(each.steps) for each in parts] == [70, len(real.steps) - 70]
+    assert [len(each.verdicts) for each in parts] == [2, 148]
+    assert [len(each.asked) for each in parts] == [2, 148]
 
 
 def test_times_of_tokens_are_read_from_the_steps(tmp_path: Path) -> None:
