@@ -29,6 +29,7 @@ COMMANDS: dict[str, Command] = {
     "runs": Command("headway.cli.runs", "List and show recorded runs."),
     "compare": Command("headway.cli.compare", "Compare runs with sound statistics; gate a change in CI."),
     "simulate": Command("headway.cli.simulate", "Replay a trace through the twin: what would other settings do?"),
+    "check": Command("headway.cli.check", "Verify on a trace that no accepted request misses, whatever steps take."),
     "calibrate": Command("headway.cli.calibrate", "Fit the twin's step cost to a step log; write a profile."),
 }
 

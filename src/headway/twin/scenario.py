@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -118,8 +118,16 @@ def parse_value(raw: str) -> Value:
     return raw
 
 
-def simulate(trace: Trace, scenario: Scenario, *, on_step: StepListener | None = None) -> Outcome:
+def simulate(
+    trace: Trace,
+    scenario: Scenario,
+    *,
+    on_step: StepListener | None = None,
+    noise: Callable[[int], Noise] | None = None,
+) -> Outcome:
     """Run `trace` through the scenario. Same trace, scenario and seed give the same table, byte for byte.
+
+    `on_step` is told of every step; `noise` gives the step factors of a replica in place of the profile's.
 
     Raises:
         InputError: a setting is unknown or has a value that makes no sense.
@@ -144,7 +152,7 @@ def simulate(trace: Trace, scenario: Scenario, *, on_step: StepListener | None =
         Engine(
             config=config,
             truth=profile.cost,
-            noise=Noise(model, np.random.default_rng([scenario.seed, index])),
+            noise=noise(index) if noise else Noise(model, np.random.default_rng([scenario.seed, index])),
             policy=policy_of(),
             admission=admission_of(),
             belief=_belief(profile, config),
