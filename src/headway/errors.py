@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+#: Most characters of a bad value in a message.
+_SHOWN = 160
+
 
 class HeadwayError(Exception):
     """Base of every error that Headway raises on purpose; never raised itself."""
@@ -29,7 +32,10 @@ class InputError(HeadwayError):
     def at(cls, file: str | Path, line: int | None, key: str | None, value: object, expected: str) -> InputError:
         """Return the error for one bad value in a file: `file:line: key = value: expected ...`."""
         where = f"{file}:{line}" if line is not None else f"{file}"
-        subject = f"{key} = {value!r}" if key else f"{value!r}"
+        shown = repr(value)
+        if len(shown) > _SHOWN:
+            shown = f"{shown[: _SHOWN - 20]}... ({len(shown):,} characters)"
+        subject = f"{key} = {shown}" if key else shown
         return cls(f"{where}: {subject}: expected {expected}")
 
 

@@ -25,6 +25,7 @@ def list_runs(
     from rich.table import Table
 
     from headway.errors import InputError
+    from headway.printable import plain
     from headway.replay import store
     from headway.replay.summary import summarise
 
@@ -56,17 +57,17 @@ def list_runs(
         for line in lines:
             typer.echo(json.dumps(line))
         return
-    view = Table(caption=f"{len(lines)} runs in {root}; attained = share of all offered requests")
+    view = Table(caption=f"{len(lines)} runs in {plain(root)}; attained = share of all offered requests")
     for name in ("run", "label", "state", "valid", "trace", "n", "attained", "goodput req/s"):
         view.add_column(name)
     for line in lines:
         share, goodput = line["attainment"], line["goodput_req_s"]
         view.add_row(
-            line["path"],
-            line["label"] or "",
-            line["state"] or "?",
+            plain(line["path"]),
+            plain(line["label"] or ""),
+            plain(line["state"] or "?"),
             {True: "yes", False: "NO"}.get(line["valid"], "?"),
-            line["trace"] or "?",
+            plain(line["trace"] or "?"),
             str(line["n"]),
             "-" if share is None else f"{share * 100:.1f} %",
             "-" if goodput is None else f"{goodput:.2f}",
@@ -81,6 +82,7 @@ def show(
     """Show one run: its table and how it was made."""
     from rich.console import Console
 
+    from headway.printable import plain
     from headway.replay import store
     from headway.replay.summary import summarise, table
 
@@ -91,11 +93,11 @@ def show(
     console = Console()
     console.print(table(run))
     trace, server = run.meta.get("trace", {}), run.meta.get("server", {})
-    console.print(
+    words = (
         f"trace {trace.get('source')} ({trace.get('format')}, sha256 {str(trace.get('sha256'))[:16]}), "
         f"seed {run.meta.get('seed')}; model {server.get('model')} on {server.get('version')}; "
-        f"state {run.meta.get('state')}",
-        highlight=False,
+        f"state {run.meta.get('state')}"
     )
+    console.print(plain(words), highlight=False)
     for step in trace.get("selection") or []:
-        console.print(f"  {step}", highlight=False)
+        console.print(f"  {plain(step)}", highlight=False)

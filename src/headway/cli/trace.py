@@ -16,7 +16,7 @@ Start = Annotated[float, typer.Option(help="Begin of the window, seconds of the 
 Duration = Annotated[float | None, typer.Option(help="Length of the window, seconds of the trace.")]
 Limit = Annotated[int | None, typer.Option(help="Most requests, the first of the window.")]
 Spread = Annotated[float | None, typer.Option(help="Spread arrivals rounded to ticks of this many seconds.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 ZeroOutput = Annotated[str, typer.Option(help="Requests with no output: drop them, or keep them with one token (one).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Quiet = Annotated[bool, typer.Option("--no-chart", help="Leave out the chart.")]
@@ -89,6 +89,7 @@ def convert(
     """Read a trace, cut and scale it as asked, and write it as Headway JSONL."""
     from dataclasses import replace
 
+    from headway.errors import InputError
     from headway.trace import write
 
     trace = _load(
@@ -111,6 +112,8 @@ def convert(
     if trace.format != "headway-jsonl":
         origin = f"from {trace.source} ({trace.format}, sha256 {trace.sha256})"
         trace = replace(trace, history=(origin, *trace.history))
+    if target.resolve() == source.resolve():
+        raise InputError(f"{target}: is the source itself: expected another file")
     write(trace, target)
     _print_written(trace, target)
 
@@ -141,6 +144,8 @@ def synthesize(
     if demo:
         if rate is None:
             raise InputError("--demo: expected --rate, the mean requests/s")
+        if (n is None) == (duration is None):
+            raise InputError("--demo: expected exactly one of --n and --duration")
         made = demo_trace(rate=rate, seed=seed, n=n, duration_s=duration, kind=kind)
     else:
         assert source is not None
@@ -157,7 +162,7 @@ def record(
     target: Annotated[Path, typer.Argument(help="New recording to write (Headway JSONL).")],
     upstream: Annotated[str, typer.Option(help="OpenAI-compatible server to stand in front of, http://host:port.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8001,
     tokenizer: Annotated[
         Path | None, typer.Option(help="tokenizer.json of the model, for exact token blocks in the hashes.")
     ] = None,
@@ -240,16 +245,17 @@ def _print_shape(trace: Trace, found: TraceShape, *, chart: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from headway.printable import plain
     from headway.trace.charts import facts, terminal_lines
     from headway.trace.shape import PERCENTILE_METHOD
 
     console = Console(highlight=False)
-    console.print(trace.source, markup=False)
+    console.print(plain(trace.source))
     names = Table(box=None, show_header=False)
     names.add_column()
     names.add_column(overflow="fold")
     for name, text in facts(trace, found):
-        names.add_row(name, text)
+        names.add_row(name, plain(text))
     console.print(names)
     lengths = Table(box=None)
     for column in ("", "mean", "p50", "p90", "p99", "max"):
@@ -268,11 +274,11 @@ def _print_shape(trace: Trace, found: TraceShape, *, chart: bool) -> None:
         for line in terminal_lines(trace, min(100, max(20, console.width - 2))):
             console.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
     for text in found.warnings:
-        console.print(f"\nwarning: {text}", markup=False)
+        console.print(f"\nwarning: {plain(text)}")
     if trace.history:
         console.print()
     for text in trace.history:
-        console.print(f"note: {text}", markup=False)
+        console.print(f"note: {plain(text)}")
 
 
 def _print_fit(source: TraceShape, made: TraceShape) -> None:
@@ -303,8 +309,10 @@ def _print_fit(source: TraceShape, made: TraceShape) -> None:
 
 
 def _print_written(trace: Trace, target: Path) -> None:
+    from headway.printable import printable
+
     for note in trace.history:
-        typer.echo(f"note: {note}", err=True)
+        typer.echo(f"note: {printable(note)}", err=True)
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in trace.report.dropped.items()) or "none"
     typer.echo(
         f"{target}: {len(trace):,} requests over {trace.span_s:.6g} s "

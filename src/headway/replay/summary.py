@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 from rich.table import Table
 
+from headway.printable import plain
 from headway.replay.server_metrics import in_words
 from headway.replay.stats import interval_ranks, min_n, wilson
 from headway.replay.store import Run
@@ -139,10 +140,14 @@ def table(run: Run) -> Table:
     parts = dict(summary["classes"])
     if len(parts) != 1:
         parts["all"] = summary["total"]
-    view = Table(title=run.meta.get("label") or run.path.name, caption=caption(run, summary), caption_justify="left")
+    view = Table(
+        title=plain(run.meta.get("label") or run.path.name),
+        caption=plain(caption(run, summary)),
+        caption_justify="left",
+    )
     view.add_column("")
     for name in parts:
-        view.add_column(name, justify="right")
+        view.add_column(plain(name), justify="right")
     rows: dict[str, Callable[[dict], str]] = {
         "requests": lambda part: str(part["n"]),
         "offered, req/s": lambda part: _number(part["offered_req_s"], 2),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from headway.printable import plain as plain_text
 from headway.replay.compare import Change, Comparison, LevelResult, Side
 from headway.replay.contrast import POWER, Contrast
 from headway.replay.gate import GateResult
@@ -148,11 +149,12 @@ def tables(comparison: Comparison) -> list:
     for level in comparison.levels:
         shown, left = _shown(level)
         caption = "\n".join([*left, *level_notes(level), *server_notes(comparison), method(comparison)])
-        table = Table(title=headline(comparison, level), caption=caption, caption_justify="left", title_justify="left")
+        title = plain_text(headline(comparison, level))
+        table = Table(title=title, caption=plain_text(caption), caption_justify="left", title_justify="left")
         for position, name in enumerate(HEADER):
             table.add_column(name, justify="left" if position in (0, 1, 7) else "right", overflow="fold")
         for change in shown:
-            table.add_row(*row(change), style=colours.get(change.verdict))
+            table.add_row(*map(plain_text, row(change)), style=colours.get(change.verdict))
         made.append(table)
     return made
 

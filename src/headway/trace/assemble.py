@@ -18,6 +18,8 @@ from headway.trace.source import Source
 ZeroOutput = Literal["drop", "one"]
 ZERO_OUTPUT: tuple[str, ...] = ("drop", "one")
 MAX_TOKENS = 2**31 - 1
+#: Longest trace, seconds (317 years); more is a mistake in units or a broken value.
+MAX_SPAN_S = 1e10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +96,14 @@ def _check(source: Source, rows: Rows) -> None:
     if not rows.unsorted and frame.height > 1:
         back = (frame["arrival_s"].diff() < 0).fill_null(False)
         _refuse(source, rows, "arrival_s", back, "a time that is not before the row above")
-    for name, least in (("turn", 0), ("think_s", 0)):
-        if name in frame.columns:
-            _refuse(source, rows, name, (frame[name] < least).fill_null(False), f"{least} or more")
+    if frame.height:
+        far = (frame["arrival_s"] - frame["arrival_s"].min()) > MAX_SPAN_S
+        _refuse(source, rows, "arrival_s", far, f"a time at most {MAX_SPAN_S:g} s after the first")
+    if "turn" in frame.columns:
+        _refuse(source, rows, "turn", (frame["turn"] < 0).fill_null(False), "0 or more")
+    if "think_s" in frame.columns:
+        bad = ~frame["think_s"].is_between(0, MAX_SPAN_S).fill_null(True)
+        _refuse(source, rows, "think_s", bad, f"0 to {MAX_SPAN_S:g} seconds")
 
 
 def _refuse(source: Source, rows: Rows, name: str, bad: pl.Series, expected: str) -> None:

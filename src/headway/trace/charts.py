@@ -9,7 +9,7 @@ import numpy as np
 
 from headway.errors import HeadwayError
 from headway.trace.record import Trace
-from headway.trace.shape import PERCENTILE_METHOD, TraceShape
+from headway.trace.shape import MIN_SPAN_S, PERCENTILE_METHOD, TraceShape
 
 if TYPE_CHECKING:
     import altair
@@ -27,7 +27,7 @@ class ChartsMissingError(HeadwayError):
 def rate_bins(trace: Trace, bins: int) -> tuple[np.ndarray, float]:
     """Return (requests/s in each of `bins` equal parts of the trace, seconds of a part)."""
     span = trace.span_s
-    if span <= 0:
+    if span < MIN_SPAN_S:
         return np.array([float(len(trace))]), 1.0
     counts, _ = np.histogram(trace.frame["arrival_s"].to_numpy(), bins=bins, range=(0.0, span))
     return counts * bins / span, span / bins

@@ -99,6 +99,8 @@ def detect(source: Source) -> str:
         return names[0]
     if names:
         raise InputError(f"{source.path}: fits several trace formats ({', '.join(names)}): name one")
+    if not source.is_folder and (why := azure.explain(source)):
+        raise why
     what = "a folder" if source.is_folder else repr(next(iter(source.head_lines()), "")[:120])
     where = source.path if source.is_folder else f"{source.path}:1"
     raise InputError(f"{where}: {what}: expected a request trace in one of the formats {', '.join(FORMATS)}")

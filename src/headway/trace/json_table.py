@@ -7,13 +7,13 @@ decides what is an error.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import polars as pl
 
 from headway.errors import InputError
+from headway.trace.json_values import parse
 from headway.trace.source import Source
 
 #: Kind of a key -> (what a value must be, in words; type of the column).
@@ -33,11 +33,11 @@ def objects(source: Source, *, may_be_cut: bool = False) -> Iterator[tuple[int, 
     """
     for number, text in source.lines():
         try:
-            value = json.loads(text)
-        except ValueError as error:
+            value = parse(source, number, text)
+        except InputError:
             if may_be_cut and not text.endswith("\n"):
                 return
-            raise InputError(f"{source.path}:{number}: not valid JSON ({error})") from None
+            raise
         if not isinstance(value, dict):
             raise InputError.at(source.path, number, None, value, "a JSON object")
         yield number, value

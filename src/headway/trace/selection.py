@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from headway.errors import InputError
+from headway.trace.assemble import MAX_SPAN_S, MAX_TOKENS
 from headway.trace.record import Trace
 
 
@@ -60,6 +61,7 @@ def select(
         input_scale,
         output_scale,
         spread_s,
+        seed,
     )
     frame, history, first_row = trace.frame, list(trace.history), trace.first_row
     if spread_s is not None:
@@ -91,6 +93,7 @@ def _check(
     input_scale: float,
     output_scale: float,
     spread_s: float | None,
+    seed: int,
 ) -> None:
     if not (math.isfinite(start_s) and start_s >= 0):
         raise InputError(f"start_s = {start_s!r}: expected 0 or more seconds")
@@ -108,8 +111,15 @@ def _check(
     for name, value in positive.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise InputError(f"{name} = {value!r}: expected a number above 0")
+    check_seed(seed)
     if rate is not None and time_scale != 1.0:
         raise InputError(f"rate = {rate!r} and time_scale = {time_scale!r}: expected only one of them")
+
+
+def check_seed(seed: int) -> None:
+    """Raise `InputError` for a seed that the generators do not take."""
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed = {seed!r}: expected a whole number from 0 to 2^63-1")
 
 
 def _spread(frame: pl.DataFrame, spread_s: float, seed: int) -> pl.DataFrame:
@@ -148,7 +158,9 @@ def _speed(trace: Trace, frame: pl.DataFrame, time_scale: float, rate: float | N
             )
         scale = rate * span / (frame.height - 1)
     if scale != 1.0:
-        frame = frame.with_columns(pl.col("arrival_s") / scale, pl.col("think_s") / scale)
+        if float(frame["arrival_s"][-1]) / scale > MAX_SPAN_S:
+            raise InputError(f"time x{scale:.6g} as fast: expected a trace of at most {MAX_SPAN_S:g} s")
+        frame = frame.with_columns(pl.col("arrival_s") / scale, (pl.col("think_s") / scale).clip(0, MAX_SPAN_S))
     return frame, scale
 
 
@@ -167,7 +179,10 @@ def _lengths(
         ("output_tokens", output_scale, max_output),
     ):
         if scale != 1.0:
-            scaled = (pl.col(name).cast(pl.Float64) * scale).round().clip(1, 2**31 - 1).cast(pl.Int32)
+            longest = float(frame[name].max()) * scale  # type: ignore[arg-type]
+            if longest > MAX_TOKENS:
+                raise InputError(f"{name} x{scale:g}: the longest becomes {longest:g}: expected at most {MAX_TOKENS}")
+            scaled = (pl.col(name).cast(pl.Float64) * scale).round().clip(lower_bound=1).cast(pl.Int32)
             frame = frame.with_columns(scaled)
             notes.append(f"{name} x{scale:g}")
         if name == "input_tokens":
@@ -195,6 +210,8 @@ def _classify(frame: pl.DataFrame, classes: Sequence[tuple[str, int | None]]) ->
     if not classes:
         raise InputError("classes: no rule: expected at least one (class name, largest prompt in tokens)")
     rule = pl.lit(None, dtype=pl.String)
+    if any(cap is None for _, cap in classes[:-1]):
+        raise InputError("classes: a rule after one without a limit covers no prompt: expected that one last")
     for name, cap in reversed(classes):
         if cap is not None and cap < 1:
             raise InputError(f"classes: {name} = {cap!r}: expected a number of tokens above 0, or none")

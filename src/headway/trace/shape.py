@@ -17,6 +17,8 @@ import polars as pl
 from headway.trace.record import Trace
 
 PERCENTILE_METHOD = "nearest rank"
+#: Seconds below which a trace has no span.
+MIN_SPAN_S = 1e-9
 #: A head is the first tenth of the requests, at most this many.
 HEAD_REQUESTS = 1000
 #: Warn when the head arrives at less than this share of the mean rate.
@@ -91,6 +93,8 @@ def shape(trace: Trace) -> TraceShape:
     arrivals = frame["arrival_s"].to_numpy()
     gaps = np.diff(arrivals)
     inputs, outputs = frame["input_tokens"].to_numpy(), frame["output_tokens"].to_numpy()
+    # Arrivals within a nanosecond come at once: no clock tells them apart, and a rate over no time is none.
+    span = span if span >= MIN_SPAN_S else 0.0
     rate = (n - 1) / span if span > 0 else None
     distinct = frame["arrival_s"].n_unique()
     return TraceShape(

@@ -84,7 +84,7 @@ class Source:
             return {}
         try:
             value = json.loads(lines[0])
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 
@@ -92,15 +92,6 @@ class Source:
         """Return the keys, of any depth, in the first bytes of a JSON document that begins with `opening`."""
         text = self.head.decode("utf-8-sig", errors="replace").lstrip()
         return set(re.findall(r'"([^"\\\n]{1,80})"\s*:', text)) if text.startswith(opening) else set()
-
-    def document(self) -> Any:
-        """Return the whole file as one JSON document; `InputError` with the line when it is none."""
-        try:
-            return json.loads(self.path.read_bytes())
-        except UnicodeDecodeError as error:
-            raise InputError(f"{self.path}: not UTF-8 text ({error.reason})") from None
-        except json.JSONDecodeError as error:
-            raise InputError(f"{self.path}:{error.lineno}: not valid JSON ({error.msg})") from None
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Yield (line number from 1, text) of every non-empty line."""

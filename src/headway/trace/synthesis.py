@@ -13,6 +13,7 @@ from headway.errors import InputError
 from headway.trace.fit import ArrivalModel, LengthModel, SessionModel, TraceModel, fit
 from headway.trace.normal import cdf
 from headway.trace.record import SCHEMA, ReadReport, Trace
+from headway.trace.selection import check_seed
 
 DONOR_REACH = 4096  # requests
 
@@ -32,6 +33,7 @@ def synthesize(trace: Trace, *, n: int | None = None, rate: float | None = None,
 def draw(model: TraceModel, *, source: str, n: int | None = None, rate: float | None = None, seed: int = 0) -> Trace:
     """Return a trace drawn from `model`; `source` names where the model came from."""
     count, mean_rate = n or model.n, rate or model.rate
+    check_seed(seed)
     random = np.random.default_rng(seed)
     turns = _turns(model.sessions, count, random)
     openings = len(turns)

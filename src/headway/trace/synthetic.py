@@ -16,6 +16,7 @@ import polars as pl
 
 from headway.errors import InputError
 from headway.trace.record import SCHEMA, ReadReport, Trace
+from headway.trace.selection import check_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,7 @@ def demo_trace(
     first request arrives at 0. The same arguments give the same bytes. A longer trace of the same seed begins
     with the shorter one. Raises `InputError` on settings that make no sense.
     """
+    check_seed(seed)
     if shape is None:
         if kind not in KINDS:
             raise InputError(f"kind = {kind!r}: expected one of {', '.join(KINDS)}")

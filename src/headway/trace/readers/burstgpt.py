@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from headway.trace.assemble import Rows
+from headway.trace.assemble import MAX_SPAN_S, Rows
 from headway.trace.csv_table import converted, read_csv, to_number
 from headway.trace.sessions import with_turns
 from headway.trace.source import Source
@@ -40,7 +40,8 @@ def read(source: Source) -> Rows:
     if "Session ID" not in table.columns:
         return Rows(frame=frame, keys=_KEYS)
     elapsed = table["Elapsed time"].replace("", None).cast(pl.Float64, strict=False)
-    elapsed = converted(source, table, "Elapsed time", elapsed, "seconds", allow_empty=True)
+    elapsed = elapsed.set((~elapsed.is_between(0, MAX_SPAN_S)).fill_null(False), None)
+    elapsed = converted(source, table, "Elapsed time", elapsed, "0 or more seconds", allow_empty=True)
     if not (frame["arrival_s"].diff() >= 0).fill_null(True).all():
         return Rows(frame=frame, keys=_KEYS)  # out of order: refused for its line before sessions matter
     session = table["Session ID"].replace("", None)

@@ -101,7 +101,7 @@ def write(trace: Trace, path: str | Path) -> None:
 
 
 def _check_header(source: Source, header: dict[str, Any]) -> None:
-    if header["headway_trace"] != VERSION:
+    if type(header["headway_trace"]) is not int or header["headway_trace"] != VERSION:
         raise InputError.at(source.path, 1, "headway_trace", header["headway_trace"], f"version {VERSION}")
     if unknown := header.keys() - _HEADER_KEYS:
         key = min(unknown)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from headway.errors import InputError
 from headway.trace.assemble import Rows
 from headway.trace.blocks import check_counts
 from headway.trace.json_table import read_jsonl
@@ -36,6 +37,9 @@ def read(source: Source) -> Rows:
         optional = {"request_id": "str", **dict.fromkeys(_STAMPS, "float")}
         table = read_jsonl(source, _MEASURED, optional)
     clock = "arrival_time_ns" if workload else "arrival_time"
+    if (bad := table[clock] < 0).any():
+        row = int(bad.arg_max() or 0)
+        raise InputError.at(source.path, table["line"][row], clock, table[clock][row], "0 or more")
     # Whole nanoseconds are subtracted before they become a float, which would keep only 0.2 us of an epoch.
     arrival = (pl.col(clock) - pl.col(clock).min()) / (1e9 if workload else 1.0)
     frame = table.select(

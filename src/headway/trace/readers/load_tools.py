@@ -23,6 +23,7 @@ import polars as pl
 from headway.errors import InputError
 from headway.trace.assemble import Rows
 from headway.trace.json_table import objects
+from headway.trace.json_values import items, mapping, name, number, parse, whole
 from headway.trace.sessions import with_turns
 from headway.trace.source import Source
 
@@ -41,28 +42,28 @@ def read_vllm_bench(source: Source) -> Rows:
     if len(results) != 1:
         raise InputError(f"{source.path}:2: {len(results)} results in one file (--append-result): expected one")
     line, result = results[0]
-    for name in _VLLM_LISTS:
-        if not isinstance(result.get(name), list):
-            raise InputError.at(source.path, line, name, result.get(name), "a list (save the run with --save-detailed)")
+    for key in _VLLM_LISTS:
+        if not isinstance(result.get(key), list):
+            raise InputError.at(source.path, line, key, result.get(key), "a list (save the run with --save-detailed)")
     count = len(result["start_times"])
-    due = [0.0] * count if result.get("queue_times") is None else result["queue_times"]
-    errors = result.get("errors") or [""] * count
-    columns = {**{name: result[name] for name in _VLLM_LISTS}, "queue_times": due, "errors": errors}
-    for name, values in columns.items():
+    due = items(source, line, "queue_times", result.get("queue_times")) or [0.0] * count
+    errors = items(source, line, "errors", result.get("errors")) or [""] * count
+    columns = {**{key: result[key] for key in _VLLM_LISTS}, "queue_times": due, "errors": errors}
+    for key, values in columns.items():
         if len(values) != count:
-            raise InputError.at(source.path, line, name, f"{len(values)} values", f"{count}, as in start_times")
+            raise InputError.at(source.path, line, key, f"{len(values)} values", f"{count}, as in start_times")
     rows: list[dict[str, Any]] = []
     failed = 0
     for index in range(count):
         if errors[index]:
             failed += 1
             continue
-        start = _number(source, line, f"start_times[{index}]", result["start_times"][index])
+        start = number(source, line, f"start_times[{index}]", result["start_times"][index])
         rows.append(
             {
-                "arrival_s": start - _number(source, line, f"queue_times[{index}]", due[index]),
-                "input_tokens": _whole(source, line, f"input_lens[{index}]", result["input_lens"][index]),
-                "output_tokens": _whole(source, line, f"output_lens[{index}]", result["output_lens"][index]),
+                "arrival_s": start - number(source, line, f"queue_times[{index}]", due[index]),
+                "input_tokens": whole(source, line, f"input_lens[{index}]", result["input_lens"][index]),
+                "output_tokens": whole(source, line, f"output_lens[{index}]", result["output_lens"][index]),
             }
         )
     return _rows(rows, {FAILED: failed})
@@ -80,7 +81,8 @@ def read_aiperf(source: Source) -> Rows:
     rows: list[dict[str, Any]] = []
     dropped = {FAILED: 0, "warm-up": 0}
     for line, record in objects(source):
-        metadata, metrics = record.get("metadata") or {}, record.get("metrics") or {}
+        metadata = mapping(source, line, "metadata", record.get("metadata"))
+        metrics = mapping(source, line, "metrics", record.get("metrics"))
         if metadata.get("benchmark_phase", "profiling") != "profiling":
             dropped["warm-up"] += 1
             continue
@@ -88,20 +90,20 @@ def read_aiperf(source: Source) -> Rows:
             dropped[FAILED] += 1
             continue
         out = "output_sequence_length" if "output_sequence_length" in metrics else "output_token_count"
-        lengths = {
-            column: _whole(source, line, f"metrics.{name}.value", (metrics.get(name) or {}).get("value"))
-            for column, name in (("input_tokens", "input_sequence_length"), ("output_tokens", out))
-        }
-        start = _whole(source, line, "metadata.request_start_ns", metadata.get("request_start_ns"))
+        lengths = {}
+        for column, key in (("input_tokens", "input_sequence_length"), ("output_tokens", out)):
+            metric = mapping(source, line, f"metrics.{key}", metrics.get(key))
+            lengths[column] = whole(source, line, f"metrics.{key}.value", metric.get("value"))
+        start = whole(source, line, "metadata.request_start_ns", metadata.get("request_start_ns"))
         end = metadata.get("request_end_ns")
-        end_ns = None if end is None else _whole(source, line, "metadata.request_end_ns", end)
+        end_ns = None if end is None else whole(source, line, "metadata.request_end_ns", end)
         rows.append(
             {
                 "line": line,
                 "start_ns": start,
                 "end_ns": end_ns,
                 **lengths,
-                "session_id": metadata.get("x_correlation_id"),
+                "session_id": name(metadata.get("x_correlation_id")),
             }
         )
     # Whole nanoseconds are subtracted before they become a float, which would keep only 0.2 us of an epoch.
@@ -120,32 +122,33 @@ def fits_guidellm(source: Source) -> bool:
 
 def read_guidellm(source: Source) -> Rows:
     """Read all benchmarks of a report; they ran one after another on one clock."""
-    document = source.document()
+    document = parse(source, None, source.path.read_bytes())
     benchmarks = document.get("benchmarks") if isinstance(document, dict) else None
     if not isinstance(benchmarks, list) or not benchmarks:
         raise InputError.at(source.path, None, "benchmarks", benchmarks, "a list of at least one benchmark")
     rows: list[dict[str, Any]] = []
     dropped = {FAILED: 0, "unfinished request": 0}
-    for number, benchmark in enumerate(benchmarks):
-        requests = benchmark.get("requests")
+    for place, benchmark in enumerate(benchmarks):
+        above = f"benchmarks[{place}]"
+        requests = mapping(source, None, above, benchmark).get("requests")
         if not isinstance(requests, dict) or not isinstance(requests.get("successful"), list):
-            key = f"benchmarks[{number}].requests.successful"
-            raise InputError.at(source.path, None, key, None, "a list of requests")
-        dropped[FAILED] += len(requests.get("errored") or [])
-        dropped["unfinished request"] += len(requests.get("incomplete") or [])
-        for index, request in enumerate(requests["successful"]):
-            where = f"benchmarks[{number}].requests.successful[{index}]"
-            info = request.get("info") or {}
-            due = (info.get("timings") or {}).get("targeted_start")
+            raise InputError.at(source.path, None, f"{above}.requests.successful", None, "a list of requests")
+        for reason, key in ((FAILED, "errored"), ("unfinished request", "incomplete")):
+            dropped[reason] += len(items(source, None, f"{above}.requests.{key}", requests.get(key)))
+        for index, each in enumerate(requests["successful"]):
+            where = f"{above}.requests.successful[{index}]"
+            request = mapping(source, None, where, each)
+            info = mapping(source, None, f"{where}.info", request.get("info"))
+            due = mapping(source, None, f"{where}.info.timings", info.get("timings")).get("targeted_start")
             start = request.get("request_start_time") if due is None else due
             end = request.get("request_end_time")
             rows.append(
                 {
-                    "arrival_s": _number(source, None, f"{where}.request_start_time", start),
-                    "end_s": None if end is None else _number(source, None, f"{where}.request_end_time", end),
-                    "input_tokens": _whole(source, None, f"{where}.prompt_tokens", request.get("prompt_tokens")),
-                    "output_tokens": _whole(source, None, f"{where}.output_tokens", request.get("output_tokens")),
-                    "session_id": info.get("conversation_id"),
+                    "arrival_s": number(source, None, f"{where}.request_start_time", start),
+                    "end_s": None if end is None else number(source, None, f"{where}.request_end_time", end),
+                    "input_tokens": whole(source, None, f"{where}.prompt_tokens", request.get("prompt_tokens")),
+                    "output_tokens": whole(source, None, f"{where}.output_tokens", request.get("output_tokens")),
+                    "session_id": name(info.get("conversation_id")),
                 }
             )
     note = f"{len(benchmarks)} benchmarks, one after another" if len(benchmarks) > 1 else ""
@@ -159,7 +162,7 @@ def fits_inference_perf(source: Source) -> bool:
 
 def read_inference_perf(source: Source) -> Rows:
     """Read a list of request life cycles."""
-    document = source.document()
+    document = parse(source, None, source.path.read_bytes())
     rows: list[dict[str, Any]] = []
     dropped = {FAILED: 0}
     for index, item in enumerate(document):
@@ -168,13 +171,14 @@ def read_inference_perf(source: Source) -> Rows:
         if item.get("error") is not None:
             dropped[FAILED] += 1
             continue
-        info = item.get("info") or {}
-        output = (info.get("response_metrics") or {}).get("output_tokens", info.get("output_tokens"))
+        info = mapping(source, None, f"[{index}].info", item.get("info"))
+        newer = mapping(source, None, f"[{index}].info.response_metrics", info.get("response_metrics"))
+        output = newer.get("output_tokens", info.get("output_tokens"))
         rows.append(
             {
-                "arrival_s": _number(source, None, f"[{index}].start_time", item.get("start_time")),
-                "input_tokens": _whole(source, None, f"[{index}].info.input_tokens", info.get("input_tokens")),
-                "output_tokens": _whole(source, None, f"[{index}].info.output_tokens", output),
+                "arrival_s": number(source, None, f"[{index}].start_time", item.get("start_time")),
+                "input_tokens": whole(source, None, f"[{index}].info.input_tokens", info.get("input_tokens")),
+                "output_tokens": whole(source, None, f"[{index}].info.output_tokens", output),
             }
         )
     return _rows(rows, dropped, "arrivals are the times at which the client sent (start_time)")
@@ -189,7 +193,7 @@ def _rows(rows: list[dict[str, Any]], dropped: dict[str, int], note: str = "") -
         "output_tokens": pl.Int64(),
         "session_id": pl.String(),
     }
-    frame = pl.DataFrame({name: [row.get(name) for row in rows] for name in schema}, schema=schema).with_columns(
+    frame = pl.DataFrame({key: [row.get(key) for row in rows] for key in schema}, schema=schema).with_columns(
         pl.col("line").fill_null(0)
     )
     # A session of one request is only an id.
@@ -199,18 +203,3 @@ def _rows(rows: list[dict[str, Any]], dropped: dict[str, int], note: str = "") -
     notes = (note, *notes) if note else notes
     reasons = {reason: count for reason, count in dropped.items() if count}
     return Rows(frame=frame.drop("end_s"), dropped=reasons, unsorted=True, notes=notes)
-
-
-def _number(source: Source, line: int | None, key: str, value: object) -> float:
-    if type(value) not in (int, float):
-        raise InputError.at(source.path, line, key, value, "a number")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _whole(source: Source, line: int | None, key: str, value: object) -> int:
-    # Some tools write counts as 550.0.
-    if type(value) is float and value.is_integer():
-        return int(value)
-    if type(value) is not int:
-        raise InputError.at(source.path, line, key, value, "a whole number")
-    return value

@@ -19,6 +19,7 @@ import polars as pl
 from headway.errors import InputError
 from headway.trace.assemble import Rows
 from headway.trace.json_table import objects
+from headway.trace.json_values import items, mapping, parse, whole
 from headway.trace.sessions import with_turns
 from headway.trace.source import Source
 
@@ -84,23 +85,34 @@ def _spans(source: Source) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]
     if lines and lines[0].startswith('{"resourceSpans"') and lines[0].endswith("}"):
         documents = [(f"line {number}: ", value) for number, value in objects(source)]
     else:
-        documents = [("", source.document())]
+        documents = [("", parse(source, None, source.path.read_bytes()))]
+
+    def each(where: str, holder: object, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        place = f"{where}.{key}".lstrip(".")
+        parent = mapping(source, None, where or None, holder)
+        for index, value in enumerate(items(source, None, place, parent.get(key))):
+            yield f"{place}[{index}]", mapping(source, None, f"{place}[{index}]", value)
+
     for prefix, document in documents:
-        if not isinstance(document, dict):
-            raise InputError.at(source.path, None, prefix or None, document, "an object with spans")
-        for index, span in enumerate(document.get("spans", [])):
-            yield f"{prefix}spans[{index}]", span, span.get("attributes") or {}
-        for resource, entry in enumerate(document.get("resourceSpans", [])):
-            for scope, group in enumerate(entry.get("scopeSpans", [])):
-                for index, span in enumerate(group.get("spans", [])):
-                    place = f"{prefix}resourceSpans[{resource}].scopeSpans[{scope}].spans[{index}]"
-                    yield place, span, {pair["key"]: _value(pair) for pair in span.get("attributes", [])}
+        for place, span in each("", document, "spans"):
+            yield prefix + place, span, mapping(source, None, f"{prefix}{place}.attributes", span.get("attributes"))
+        for where, resource in each("", document, "resourceSpans"):
+            for inside, scope in each(where, resource, "scopeSpans"):
+                for place, span in each(inside, scope, "spans"):
+                    pairs = dict(_pair(source, *found) for found in each(place, span, "attributes"))
+                    yield prefix + place, span, pairs
 
 
-def _value(pair: dict[str, Any]) -> Any:
-    """Return the value of an OTLP attribute; its whole numbers are strings in JSON."""
-    kind, value = next(iter(pair.get("value", {}).items()), ("", None))
-    return int(value) if kind == "intValue" else value
+def _pair(source: Source, where: str, pair: dict[str, Any]) -> tuple[Any, Any]:
+    """Return (key, value) of an OTLP attribute; its whole numbers are strings in JSON."""
+    holder = mapping(source, None, f"{where}.value", pair.get("value"))
+    kind, value = next(iter(holder.items()), ("", None))
+    if kind == "intValue":
+        try:
+            value = int(value)
+        except (TypeError, ValueError):
+            raise InputError.at(source.path, None, f"{where}.value.intValue", value, "a whole number") from None
+    return str(pair.get("key")), value
 
 
 def _count(source: Source, where: str, attributes: dict[str, Any], names: tuple[str, ...]) -> int | None:
@@ -108,16 +120,14 @@ def _count(source: Source, where: str, attributes: dict[str, Any], names: tuple[
     if name is None:
         return None
     value = attributes[name]
-    if type(value) is not int:
-        raise InputError.at(source.path, None, f"{where}.attributes.{name}", value, "a whole number of tokens")
-    return value
+    return whole(source, None, f"{where}.attributes.{name}", value)
 
 
 def _time(source: Source, where: str, span: dict[str, Any], iso: str, nano: str) -> tuple[int, str]:
     """Return (epoch nanoseconds, kind of clock); a time without an offset counts as UTC."""
     key, value = (nano, span[nano]) if nano in span else (iso, span.get(iso))
     try:
-        if key == nano:
+        if key == nano and 0 <= int(value) < 2**63:
             return int(value), "epoch"
         time = datetime.fromisoformat(value)
     except (TypeError, ValueError):
@@ -125,5 +135,5 @@ def _time(source: Source, where: str, span: dict[str, Any], iso: str, nano: str)
     kind = "naive" if time.tzinfo is None else "offset"
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
-    whole = int(time.replace(microsecond=0).timestamp())
-    return whole * 1_000_000_000 + time.microsecond * 1000, kind
+    seconds = int(time.replace(microsecond=0).timestamp())
+    return seconds * 1_000_000_000 + time.microsecond * 1000, kind

@@ -22,6 +22,7 @@ import polars as pl
 
 from headway.errors import InputError
 from headway.trace.assemble import Rows
+from headway.trace.selection import check_seed
 from headway.trace.source import Source
 
 MAX_REQUESTS = 20_000_000
@@ -59,6 +60,7 @@ def read(source: Source, *, seed: int = 0, start_s: float = 0.0, duration_s: flo
 
     The same seed gives the same requests in a window, whichever part is drawn.
     """
+    check_seed(seed)
     end_s = float("inf") if duration_s is None else start_s + duration_s
     clients = sorted((int(match[1]), file) for file in source.files() if (match := _TRACE.fullmatch(file.name)))
     plans = [(client, file, _windows(file, start_s, end_s)) for client, file in clients]
