@@ -12,9 +12,11 @@ from headway.errors import InputError
 from headway.policies import REGISTRY as POLICIES
 
 TOP = (
-    "admission, admission_parameters, blocking_ms, class, default_class, eps, front_ms, patience_s, policy, "
-    "policy_parameters"
+    "admission, admission_parameters, blocking_ms, class, default_class, eps, fair_share, front_ms, patience_s, "
+    "policy, policy_parameters, tenant, tenant_reserve"
 )
+TENANT = "keys_sha256, weight"
+KEY = "0" * 64
 CLASS = "assumed_output_tokens, on_miss, tbt_ms, tpot_ms, ttft_ms, weight"
 
 
@@ -88,6 +90,16 @@ def test_a_class_may_be_written_in_every_way_of_toml(tmp_path: Path, text: str) 
         ("polcy = 'edf'", f":1: polcy = 'edf': expected one of {TOP}"),
         ("class_ = {}", f":1: class_ = {{}}: expected one of {TOP}"),
         ("[class.default]\nttft = 1", f":2: class.default.ttft = 1: expected one of {CLASS}"),
+        # tenants
+        ("tenant_reserve = 1", ":1: tenant_reserve = 1: expected less than 1"),
+        ("[tenant.a]\nweight = 2", ":1: tenant.a.keys_sha256 = {'weight': 2}: expected "),
+        ("[tenant.a]\nkeys_sha256 = ['sk-1']", ":2: tenant.a.keys_sha256.0 = 'sk-1': expected "),
+        (f"[tenant.a]\nkeys_sha256 = ['{KEY}']\nkey = 1", f":3: tenant.a.key = 1: expected one of {TENANT}"),
+        (f"[tenant.'~a']\nkeys_sha256 = ['{KEY}']", ":1: tenant = '~a': expected 1 to 64 printable ASCII"),
+        (
+            f"[tenant.a]\nkeys_sha256 = ['{KEY}']\n[tenant.b]\nkeys_sha256 = ['{KEY}']",
+            f":4: tenant.b.keys_sha256 = '{KEY}': expected a key of one tenant: it is a's already",
+        ),
         # names
         ("policy = 'lifo'", f":1: policy = 'lifo': expected one of {', '.join(POLICIES)}"),
         ("\nadmission = 'none'", f":2: admission = 'none': expected one of {', '.join(ADMISSIONS)}"),

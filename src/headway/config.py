@@ -23,6 +23,9 @@ FRONT_MS = 15.0
 #: A class is named in a header and in a metric label, so: printable ASCII, no space at the ends.
 _CLASS_NAME = re.compile(r"[!-~]([ -~]{0,62}[!-~])?")
 
+#: Tenants without a name in the file are called by this and a digest of their API key.
+KEY_PREFIX = "~"
+
 _Milliseconds = Annotated[float, Field(gt=0, le=MAX_TARGET_S * 1e3, allow_inf_nan=False)]
 
 
@@ -54,6 +57,15 @@ class SloClass(_Strict):
         )
 
 
+class Tenant(_Strict):
+    """One `[tenant.NAME]` table: API keys that share one allowance."""
+
+    #: SHA-256 of each API key in lower-case hexadecimal; the file holds no key.
+    keys_sha256: Annotated[list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]], Field(min_length=1)]
+    #: Share of a contended class relative to another tenant; 1 for keys that are not named.
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
 class Config(_Strict):
     """The whole file; every key has a default, so an empty file is valid and promises nothing."""
 
@@ -70,7 +82,12 @@ class Config(_Strict):
     front_ms: Annotated[float, Field(ge=0, le=60_000)] | None = None
     #: Age at which a request without TTFT target is ordered as if its deadline had come, so that it cannot starve.
     patience_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    #: Whether API keys get fair shares of a class that cannot serve all of them.
+    fair_share: bool = True
+    #: Part of slack, KV pool and slots that a key with its share must leave to the others.
+    tenant_reserve: Annotated[float, Field(ge=0, lt=1)] = 0.15
     class_: dict[str, SloClass] = Field(default_factory=dict, alias="class")
+    tenant: dict[str, Tenant] = Field(default_factory=dict)
 
     @property
     def classes(self) -> dict[str, SloClass]:
@@ -103,6 +120,7 @@ def load(path: str | Path) -> Config:
         keys = [str(part) for part in first["loc"]]
         raise InputError.at(path, _line(text, keys), ".".join(keys), first["input"], _expected(first)) from error
     _check_classes(config, path, text)
+    _check_tenants(config, path, text)
     _check_names(config, path, text)
     return config
 
@@ -111,7 +129,7 @@ def _expected(error: Any) -> str:
     """Return what a failed check wanted, in the words of the file."""
     kind = error["type"]
     if kind == "extra_forbidden":
-        model = SloClass if error["loc"][0] == "class" else Config
+        model = {"class": SloClass, "tenant": Tenant}.get(error["loc"][0], Config)
         return f"one of {', '.join(sorted(field.alias or name for name, field in model.model_fields.items()))}"
     if kind in ("model_type", "dict_type"):
         return "a table"
@@ -135,6 +153,20 @@ def _check_classes(config: Config, path: Path, text: str) -> None:
         names = ", ".join(config.class_) or "there are none"
         expected = f"one of the classes of the file: {names} (or a [class.default] table)"
         raise InputError.at(path, line, "default_class", config.default_class, expected)
+
+
+def _check_tenants(config: Config, path: Path, text: str) -> None:
+    owners: dict[str, str] = {}
+    for name, tenant in config.tenant.items():
+        if not _CLASS_NAME.fullmatch(name) or name.startswith(KEY_PREFIX):
+            expected = f"1 to 64 printable ASCII characters as a name, the first no {KEY_PREFIX}"
+            raise InputError.at(path, _line(text, ["tenant", name]), "tenant", name, expected)
+        for digest in tenant.keys_sha256:
+            if digest in owners:
+                line = _line(text, ["tenant", name, "keys_sha256"])
+                expected = f"a key of one tenant: it is {owners[digest]}'s already"
+                raise InputError.at(path, line, f"tenant.{name}.keys_sha256", digest, expected)
+            owners[digest] = name
 
 
 def _check_names(config: Config, path: Path, text: str) -> None:

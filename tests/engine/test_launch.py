@@ -102,8 +102,13 @@ def test_users_option_replaces_our_default(extra: list[str], gone: str) -> None:
 def test_users_environment_wins() -> None:
     """What is set in the environment stays."""
     mine = {"VLLM_CPU_KVCACHE_SPACE": "8", "VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_NO_USAGE_STATS": "0"}
+    mine["HEADWAY_TENANT_SALT"] = "of the user"
     made = command(environ=mine, model="m")
     assert made.env == mine
+    other = {key: value for key, value in mine.items() if key != "HEADWAY_TENANT_SALT"}
+    salts = {command(environ=other, model="m").env["HEADWAY_TENANT_SALT"] for _ in range(2)}
+    assert len(salts) == 2  # drawn anew at each start
+    assert "HEADWAY_TENANT_SALT" not in command(environ=other, model="m", stock=True).env
 
 
 def test_served_name_follows_the_users_option() -> None:

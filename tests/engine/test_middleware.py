@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +27,9 @@ from middleware_world import (
 from prometheus_client import CollectorRegistry
 
 from headway.engine.base import RequestTag
-from headway.engine.vllm.messages import ENV_EVENT_LOG, XARG, decode_tag
+from headway.engine.vllm.messages import ENV_EVENT_LOG, ENV_TENANT_SALT, XARG, decode_tag
 from headway.engine.vllm.middleware import Event, Receive, Scope, Send, SloMiddleware
+from headway.engine.vllm.tenant import Tenants
 
 
 @pytest.fixture(autouse=True)
@@ -266,6 +268,60 @@ async def test_an_application_that_raises_leaves_nothing_behind() -> None:
     with pytest.raises(RuntimeError, match="boom"):
         await world.post()
     assert world.middleware._open == {}
+
+
+# Tenants
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(b"Bearer sk-gold", "gold"), (b"bearer  sk-gold ", "gold"), (b"sk-gold", "gold"), (b"Bearer sk-other", "~")],
+)
+async def test_an_api_key_becomes_a_tenant(
+    environment: Path, monkeypatch: pytest.MonkeyPatch, value: bytes, shown: str
+) -> None:
+    """Its name in headway.toml, else a digest; the key itself is nowhere in what the engine gets."""
+    path = environment.parent / "headway.toml"
+    digest = hashlib.sha256(b"sk-gold").hexdigest()
+    path.write_text(path.read_text() + f'[tenant.gold]\nkeys_sha256 = ["{digest}"]\nweight = 3\n')
+    told: list[RequestTag] = []
+
+    async def script(world: World, tag: RequestTag, send: Send, receive: Receive) -> None:
+        told.append(tag)
+        await stream(world, tag, send, receive)
+
+    world = await World(script).post(headers=[(b"Authorization", value)])
+    assert world.status == 200
+    (tag,) = told
+    assert tag.tenant is not None
+    assert tag.tenant.startswith(shown)
+    assert "sk-" not in repr(tag)
+
+
+async def test_the_same_key_is_the_same_tenant_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the salt of the environment; with another salt the digest is another one."""
+    key = [(b"authorization", b"Bearer sk-1")]
+    monkeypatch.setenv(ENV_TENANT_SALT, "one")
+    first, again = (Tenants({}).of(key) for _ in range(2))
+    assert first == again
+    assert first != Tenants({}).of([(b"authorization", b"Bearer sk-2")])
+    monkeypatch.setenv(ENV_TENANT_SALT, "two")
+    assert Tenants({}).of(key) != first
+    assert Tenants({}).of([(b"x-slo-class", b"chat")]) is None
+
+
+async def test_without_fair_share_nobody_is_told_apart(environment: Path) -> None:
+    """`fair_share = false`: no digest is made at all."""
+    path = environment.parent / "headway.toml"
+    path.write_text("fair_share = false\n" + path.read_text())
+    told: list[RequestTag] = []
+
+    async def script(world: World, tag: RequestTag, send: Send, receive: Receive) -> None:
+        told.append(tag)
+        await stream(world, tag, send, receive)
+
+    await World(script).post(headers=[(b"authorization", b"Bearer sk-1")])
+    assert told[0].tenant is None
 
 
 # Events and metrics

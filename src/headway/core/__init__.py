@@ -10,6 +10,7 @@ from headway.core.desk import Answer, Desk
 from headway.core.ledger import Ledger
 from headway.core.request import Phase, RequestState
 from headway.core.slo import Slo
+from headway.core.tenants import FairShares
 from headway.core.verdict import Accept, Admission, Defer, Reason, Reject, Verdict
 from headway.core.view import EngineView, KvView, Policy, StepPlan
 
@@ -22,6 +23,7 @@ __all__ = [
     "DemandWindow",
     "Desk",
     "EngineView",
+    "FairShares",
     "KvView",
     "Ledger",
     "Phase",

@@ -11,9 +11,10 @@ watched for drift (core/envelope.py).
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -241,6 +242,12 @@ class StepCost:
     def regimes(self) -> dict[str, Envelope]:
         """Return the envelope of every regime (to be read)."""
         return dict(zip(REGIMES, self._envelopes, strict=True))
+
+    def crowded(self, times: float) -> Self:
+        """Return this cost, to be read only, as if there were `times` as many decodes with as much context each."""
+        other = copy.copy(self)
+        other.mean = replace(self.mean, b=self.mean.b * times, k=self.mean.k * times)
+        return other
 
     @classmethod
     def fixed(cls, coefficients: CostCoefficients, *, factor: float = 1.0, eps: float = 0.05) -> Self:

@@ -4,17 +4,20 @@ The real engine and the twin ask through the same desk:
 
     asked       deferred requests whose time is up; a few of the other deferred ones, in turn; then who is new
     together    all sequences of one HTTP request (n > 1, several prompts) are accepted or refused as one
+    tenants     one that has its share of a contended class is asked as if a part of the engine were taken (tenants.py)
     on_miss     `reject` refuses at once, `defer` asks again until the deadline, `best_effort` serves without a promise
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from headway.core.request import RequestState
 from headway.core.slo import Slo
+from headway.core.tenants import FairShares
 from headway.core.verdict import Accept, Admission, Defer, Reason, Reject, Verdict
 from headway.core.view import EngineView
 
@@ -53,12 +56,14 @@ class Desk:
 
     Args:
         patience_s: age at which a request served as best effort is ordered as if its deadline had come.
+        shares: fair shares of the tenants; None treats all requests alike.
     """
 
-    __slots__ = ("_deferred", "_groups", "_members", "patience_s")
+    __slots__ = ("_deferred", "_groups", "_members", "patience_s", "shares")
 
-    def __init__(self, *, patience_s: float = 60.0) -> None:
+    def __init__(self, *, patience_s: float = 60.0, shares: FairShares | None = None) -> None:
         self.patience_s = patience_s
+        self.shares = shares
         self._deferred: dict[str, float] = {}  # id -> when its answer is due; the one asked last is at the end
         self._groups: dict[str, _Group] = {}
         self._members: dict[str, _Group] = {}
@@ -149,13 +154,16 @@ class Desk:
             self._refuse(view, states)
             return Answer(states, verdict)
         self._leave_all(ids)
+        if self.shares is not None:
+            for state in states:
+                self.shares.admitted(state, view.cost.mean, view.now_s)
         known = [bound for bound in bounds if bound is not None]
         # A bound that holds for some of a group would say nothing.
         return Answer(states, Accept(bound_s=max(known) if len(known) == len(bounds) else None))
 
     def _verdict(self, view: EngineView, admission: Admission, state: RequestState) -> Verdict:
         """Ask the admission test, then apply the rule of the class; Defer only while there is time."""
-        verdict = admission.decide(view, state)
+        verdict = self._decide(view, admission, state)
         if isinstance(verdict, Accept):
             return verdict
         if isinstance(verdict, Defer):
@@ -169,6 +177,41 @@ class Desk:
         if state.slo.on_miss == "best_effort":
             return self._best_effort(state)
         return Defer(until_s=state.due_s, otherwise=verdict) if view.now_s < state.due_s else verdict
+
+    def _decide(self, view: EngineView, admission: Admission, state: RequestState) -> Verdict:
+        """Ask the admission test, within the share of the request's tenant."""
+        shares, now = self.shares, view.now_s
+        if shares is None:
+            return admission.decide(view, state)
+        if shares.several(state, now):
+            if shares.has_share(state, now):
+                return self._decide_reserved(view, admission, state, shares)
+            # What others offer above their shares does not count against it.
+            view = dataclasses.replace(view, demand=shares.demand)
+        verdict = admission.decide(view, state)
+        if not isinstance(verdict, Accept) and _reason(verdict) is not Reason.NEVER_FITS:
+            shares.refused(state, now)
+        return verdict
+
+    def _decide_reserved(
+        self, view: EngineView, admission: Admission, state: RequestState, shares: FairShares
+    ) -> Verdict:
+        """Ask with a part of everything taken; what only that part could have held is refused as `tenant_share`."""
+        ledger = view.ledger
+        if not (ledger.pending or ledger.decoding):
+            return admission.decide(view, state)  # an idle engine has room for everybody
+        verdict = admission.decide(*shares.reserved(view, state))
+        if isinstance(verdict, Accept):
+            return verdict
+        if _reason(verdict) is Reason.NEVER_FITS:
+            real = admission.decide(view, state)
+            if _reason(real) is Reason.NEVER_FITS or not ledger.pending:
+                return real
+            verdict = Reject(reason=Reason.TENANT_SHARE)
+        shares.refused(state, view.now_s)
+        if isinstance(verdict, Defer):
+            return Defer(until_s=verdict.until_s, otherwise=_above_share(verdict.otherwise))
+        return _above_share(verdict)
 
     def _best_effort(self, state: RequestState) -> Accept:
         """Serve it without any promise: its targets neither bind the steps nor go before promised ones."""
@@ -184,3 +227,14 @@ class Desk:
     def _leave_all(self, ids: Sequence[str]) -> None:
         for request_id in ids:
             self.leave(request_id)
+
+
+def _reason(verdict: Verdict) -> Reason | None:
+    if isinstance(verdict, Defer):
+        verdict = verdict.otherwise
+    return verdict.reason if isinstance(verdict, Reject) else None
+
+
+def _above_share(reject: Reject) -> Reject:
+    detail = "the room that is left is kept for others"
+    return dataclasses.replace(reject, reason=Reason.TENANT_SHARE, detail=detail)

@@ -27,6 +27,7 @@ class RequestState:
     __slots__ = (
         "arrival_s",
         "bound_s",
+        "column",
         "computed_tokens",
         "due_s",
         "first_token_s",
@@ -44,6 +45,7 @@ class RequestState:
         "seq",
         "slo",
         "target_tokens",
+        "tenant",
     )
 
     def __init__(
@@ -60,6 +62,7 @@ class RequestState:
         front_s: float = 0.0,
         patience_s: float = 60.0,
         refusable: bool = True,
+        tenant: str = "",
     ) -> None:
         self.id = id
         self.seq = seq
@@ -74,6 +77,7 @@ class RequestState:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.refusable = refusable  # whether a refusal would leave as a clean answer
+        self.tenant = tenant  # who shares its class; "" when nobody said
         self.phase = Phase.UNDECIDED
         self.preemptions = 0
         self.promised = False
@@ -82,6 +86,7 @@ class RequestState:
         #: only serves as aging, so that nothing starves.
         self.due_s = arrival_s + (slo.ttft_s if slo.ttft_s is not None else patience_s) - front_s
         self.next_due_s = math.inf  # deadline of the next output token while decoding
+        self.column = -1  # its place in the ledger's columns while decoding
 
     @property
     def remaining_tokens(self) -> int:

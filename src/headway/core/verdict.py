@@ -19,6 +19,7 @@ class Reason(enum.StrEnum):
     KV = "kv_exhausted"
     NEVER_FITS = "never_fits"
     QUEUE_FULL = "queue_full"
+    TENANT_SHARE = "tenant_share"
     DRAINING = "draining"
 
 

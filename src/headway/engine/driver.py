@@ -19,6 +19,7 @@ from headway.core import (
     DemandWindow,
     Desk,
     EngineView,
+    FairShares,
     Ledger,
     Phase,
     Reason,
@@ -48,7 +49,9 @@ class Driver:
         self.policy = policies.create(config.policy, **config.policy_parameters)
         self.admission = admission.create(config.admission, **config.admission_parameters)
         self.ledger = Ledger()
-        self.desk = Desk(patience_s=config.patience_s)
+        weights = {name: tenant.weight for name, tenant in config.tenant.items()}
+        shares = FairShares(weights, reserve=config.tenant_reserve) if config.fair_share else None
+        self.desk = Desk(patience_s=config.patience_s, shares=shares)
         self.demand = DemandWindow()
         self.cost = cost or StepCost(eps=config.eps)
         self.recorder = recorder or StepRecorder()
@@ -106,6 +109,7 @@ class Driver:
             front_s=front_s,
             patience_s=self.config.patience_s,
             refusable=refusable,
+            tenant=tag.tenant or "",
         )
         self._seq += 1
         self.ledger.arrive(state)
@@ -116,6 +120,8 @@ class Driver:
             self._ttfts[slo.ttft_s] = self._ttfts.get(slo.ttft_s, 0) + 1
         work = self.cost.mean.work_s(state.remaining_tokens, state.computed_tokens)
         self.demand.add(now_s, work_s=work, weight=slo.weight, ttft_s=slo.ttft_s)
+        if self.desk.shares is not None:
+            self.desk.shares.offered(state, self.cost.mean, now_s)
         if tag.size > 1:
             self.desk.join(request_id, group=tag.group, size=tag.size, now_s=now_s)
 
@@ -231,6 +237,7 @@ class Driver:
             "pending": len(ledger.pending),
             "undecided": len(ledger.undecided),
             "pending_tokens": float(remaining.sum()),
+            "tenants": self.desk.shares.known if self.desk.shares is not None else 0,
             **self._envelopes(),
             "eps": cost.eps,
             "ready": float(cost.ready),

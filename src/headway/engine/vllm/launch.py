@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -121,6 +122,8 @@ def command(
             "HEADWAY_ADMISSION": admission,
         }
         env |= {name: value for name, value in settings.items() if value is not None}
+        # One for all API processes, so that a key is the same tenant in each of them.
+        env.setdefault("HEADWAY_TENANT_SALT", secrets.token_hex(16))
     argv += extra
     scheme = "https" if "--ssl-certfile" in given else "http"
     key = _value(extra, "--api-key") or env.get("VLLM_API_KEY") or None

@@ -26,6 +26,7 @@ from headway.engine.vllm import headers as slo_headers
 from headway.engine.vllm import inbox, refusal
 from headway.engine.vllm.messages import ENV_EVENT_LOG, XARG, config_from_environment, encode_tag
 from headway.engine.vllm.metrics import Metrics
+from headway.engine.vllm.tenant import Tenants
 
 logger = logging.getLogger("headway")
 
@@ -69,6 +70,7 @@ class SloMiddleware:
     ) -> None:
         self.app = app
         self.config = config_from_environment()
+        self._tenants = Tenants(self.config.tenant) if self.config.fair_share else None
         self.metrics = Metrics.claim(registry)
         self.events = EventLog(os.environ.get(ENV_EVENT_LOG)) if self.metrics is not None else None
         self._open: dict[str, _Exchange] = {}
@@ -105,6 +107,7 @@ class SloMiddleware:
         tag = RequestTag(
             group=uuid.uuid4().hex,
             arrival_unix_s=arrived,
+            tenant=None if self._tenants is None else self._tenants.of(scope["headers"]),
             front_ms=None if front is None else min(1e3 * front, MAX_FRONT_MS),
             **slo,  # type: ignore[arg-type]
         )

@@ -15,6 +15,7 @@ _EXPLAIN = {
     "kv_exhausted": "the KV cache cannot hold one more request of this size",
     "never_fits": "this request cannot meet its targets on this server even when served alone",
     "queue_full": "the queue is full",
+    "tenant_share": "more than this API key's share of a class that cannot serve everybody",
     "draining": "the server is shutting down",
 }
 
