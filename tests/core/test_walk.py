@@ -19,7 +19,6 @@ from headway.core.walk import (
     decode_counts,
     guaranteed,
     lengths,
-    outputs_left,
     work_s,
     worst_slot,
 )
@@ -49,10 +48,10 @@ def test_outputs_left_and_decode_counts_by_hand() -> None:
         ledger.arrive(one)
         ledger.accept(one, None)
         ledger.token(one.id, 0.0)
-    left = outputs_left(ledger.decoding.values())
+    left = ledger.outputs_left()
     assert left.tolist() == [1, 2, 4]
     assert decode_counts(left, 5).tolist() == [3, 2, 1, 1, 0]
-    assert decode_counts(outputs_left([]), 2).tolist() == [0, 0]
+    assert decode_counts(Ledger().outputs_left(), 2).tolist() == [0, 0]
 
 
 @given(outputs, st.integers(1, 40))

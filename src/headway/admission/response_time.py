@@ -38,7 +38,6 @@ from headway.core.walk import (
     closed_form,
     decode_counts,
     guaranteed,
-    outputs_left,
     work_s,
     worst_slot,
 )
@@ -139,7 +138,7 @@ class ResponseTime:
         horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
         # Finishing times of the candidate and of everything behind it in deadline order.
         load = _Load(pace, served + 1, reserved)
-        left = outputs_left((*ledger.decoding.values(), *ledger.completing.values()))
+        left = ledger.outputs_left()
         finish = start + self._finish(view, request, load, horizon, left, with_it, at)
         bound = float(finish[0])
         late = bound - request.due_s

@@ -42,9 +42,12 @@ class Ledger:
     """
 
     __slots__ = (
+        "_columns",
         "_context",
         "_dues",
         "_keys",
+        "_left",
+        "_next_dues",
         "_promised",
         "_remaining",
         "completing",
@@ -80,6 +83,10 @@ class Ledger:
         self._remaining = array("d")
         self._context = array("d")
         self._promised = array("b")
+        # Columns beside `decoding`, in no order: a decode that ends gives its place to the last one.
+        self._columns: list[RequestState] = []
+        self._next_dues = array("d")
+        self._left = array("q")
 
     # What happened
 
@@ -153,6 +160,10 @@ class Ledger:
             request.phase = Phase.DECODE
             request.computed_tokens = request.target_tokens
             self.decoding[request_id] = request
+            request.column = len(self._columns)
+            self._columns.append(request)
+            self._next_dues.append(math.inf)
+            self._left.append(0)
             self.context_tokens += request.target_tokens
             if math.isinf(request.slo.pace_s):
                 self.loose[request_id] = request
@@ -160,8 +171,6 @@ class Ledger:
             request.first_token_s = now_s
         request.last_token_s = now_s
         request.output_tokens += count
-        if request.phase is Phase.DECODE:
-            self.context_tokens += count
         # Virtual deadlines (docs/design.md, section 4), anchored at the real first token because that is where
         # the measured TPOT starts.
         slo = request.slo
@@ -171,14 +180,17 @@ class Ledger:
         if slo.tbt_s is not None:
             due = min(due, now_s + slo.tbt_s)
         request.next_due_s = due
+        if request.phase is Phase.DECODE:
+            self.context_tokens += count
+            at = request.column
+            self._next_dues[at] = due
+            self._left[at] = request.max_output_tokens - request.output_tokens
 
     def preempt(self, request_id: str) -> None:
         """The request lost its KV and must be computed again: its prompt and what it had produced."""
         request = self.requests[request_id]
         if request.phase is Phase.DECODE:
-            del self.decoding[request_id]
-            self.loose.pop(request_id, None)
-            self.context_tokens -= request.target_tokens + self._decoded_since(request)
+            self._leave_decoding(request)
             if math.isfinite(request.next_due_s):  # without a pace its old deadline stands, so that it cannot starve
                 request.due_s = request.next_due_s
         else:
@@ -205,9 +217,7 @@ class Ledger:
         if math.isinf(pace):
             self.loose_tokens -= request.reserved_tokens
         if request.phase is Phase.DECODE:
-            del self.decoding[request_id]
-            self.loose.pop(request_id, None)
-            self.context_tokens -= request.target_tokens + self._decoded_since(request)
+            self._leave_decoding(request)
         else:
             self._remove(request)
         return request
@@ -222,6 +232,23 @@ class Ledger:
             np.array(self._context),
             np.array(self._promised, dtype=np.int8).view(np.bool_),
         )
+
+    def outputs_left(self) -> NDArray[np.int64]:
+        """Return how many tokens each request that decodes in the next step may still produce, in no order.
+
+        Shape: `decoding` and `completing`. Less than 0 beyond a declared output.
+        """
+        left = np.array(self._left, dtype=np.int64)
+        if not self.completing:
+            return left
+        joining = [r.max_output_tokens - r.output_tokens for r in self.completing.values()]
+        return np.concatenate((left, np.array(joining, dtype=np.int64)))
+
+    @property
+    def next_due_s(self) -> float:
+        """Earliest deadline of the next token of a decode; inf when nothing decodes."""
+        # A vector of its own: the buffer of an array that is exported cannot grow.
+        return float(np.array(self._next_dues).min(initial=math.inf))
 
     def place(self, request: RequestState) -> int:
         """Return how many of `pending` come before a request that is not among them."""
@@ -260,6 +287,11 @@ class Ledger:
         assert self.hoped.keys() == {r.id for r in self.pending if r.phase is Phase.WAITING and r.computed_tokens}
         assert all(r.phase is Phase.DECODE for r in self.decoding.values())
         assert all(r.phase is Phase.UNDECIDED for r in self.undecided.values())
+        assert self._columns == [*dict.fromkeys(self._columns)]
+        assert {r.id for r in self._columns} == self.decoding.keys()
+        assert [r.column for r in self._columns] == list(range(len(self._columns)))
+        assert list(self._next_dues) == [r.next_due_s for r in self._columns]
+        assert list(self._left) == [r.max_output_tokens - r.output_tokens for r in self._columns]
         assert self.requests.keys() == ({r.id for r in self.pending} | self.decoding.keys() | self.undecided.keys())
         served = [*self.pending, *self.decoding.values()]
         assert self.reserved_tokens == sum(r.reserved_tokens for r in served)
@@ -272,6 +304,17 @@ class Ledger:
     def _decoded_since(request: RequestState) -> int:
         """Output tokens since the last (re)computation of the prompt."""
         return request.prompt_tokens + request.output_tokens - request.target_tokens
+
+    def _leave_decoding(self, request: RequestState) -> None:
+        del self.decoding[request.id]
+        self.loose.pop(request.id, None)
+        self.context_tokens -= request.target_tokens + self._decoded_since(request)
+        at, last = request.column, self._columns.pop()
+        due, left = self._next_dues.pop(), self._left.pop()
+        if last is not request:
+            last.column = at
+            self._columns[at], self._next_dues[at], self._left[at] = last, due, left
+        request.column = -1
 
     def _start(self, request: RequestState) -> None:
         if request.phase is Phase.WAITING:

@@ -80,6 +80,9 @@ class EngineView:
         # With a step in flight (asynchronous scheduling) every decode gets a token when it ends, so the step planned
         # now is due with the token after that one.
         ahead = self.residual_s > 0
+        if not ahead and (due := self.ledger.next_due_s) >= earliest:
+            least = due  # nobody is late
+            decoding = {}
         for request in decoding.values():
             due = request.next_due_s
             if ahead:

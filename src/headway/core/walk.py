@@ -19,14 +19,13 @@ may exist, so L_j = s, the tightest pace. With nothing decoding, L_j is the bloc
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.cost import CostCoefficients
-from headway.core.request import RequestState
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -63,11 +62,6 @@ class Walk:
 def work_s(cost: CostCoefficients, remaining: Floats, context: Floats) -> Floats:
     """Return the prefill work of pending requests in seconds (shape of the inputs): `CostCoefficients.work_s`."""
     return remaining * (cost.a + cost.x * (context + 0.5 * remaining))
-
-
-def outputs_left(decoding: Collection[RequestState]) -> Ints:
-    """Return how many tokens each decode may still produce (shape: decodes)."""
-    return np.array([r.max_output_tokens - r.output_tokens for r in decoding], dtype=np.int64)
 
 
 def decode_counts(left: Ints, steps: int) -> Floats:
