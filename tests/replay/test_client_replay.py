@@ -114,6 +114,7 @@ async def test_slo_headers_can_be_left_out(tmp_path):
         (HEAD + chunk(token(used=10**8)) + chunk(DONE) + END, "failed", "malformed_usage", None),
         (plain(200, {"choices": [{"text": "a"}], "usage": {"completion_tokens": "many"}}), "ok", None, None),
         (plain(200, {"choices": [{"text": "a"}], "usage": ["x"]}), "ok", None, None),
+        (b"HTTP/1.1 500 x\r\nContent-Length: 99999\r\n\r\n" + b"[" * 99_999, "failed", "http_500", None),
         (b"HTTP/1.1 200 x\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>", "failed", "no_tokens", None),
     ],
 )  # fmt: skip

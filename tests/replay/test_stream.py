@@ -321,3 +321,22 @@ def test_a_line_without_an_end_is_given_up(monkeypatch):
     stream = TokenStream()
     stream.feed(b"data: " + b"x" * 20, 1.0)
     assert stream.error == "line_too_long"
+
+
+@pytest.mark.parametrize("line", [b'data: {"choices":[{"text":"a" nope', b"data: null", b"data: {", b"data: <html>"])
+def test_half_an_object_is_an_error(line):
+    """A data line that does not end as an object does is not counted as a token."""
+    stream = TokenStream()
+    stream.feed(line + b"\n\n", 1.0)
+    assert (stream.error, stream.token_times) == ("malformed_stream", [])
+
+
+def test_json_nested_beyond_reason_is_an_error():
+    """The parser's own limit is no fault of ours."""
+    deep = b"[" * 100_000 + b"]" * 100_000
+    stream = TokenStream()
+    stream.feed(b'data: {"error":' + deep + b"}\n\n", 1.0)
+    assert stream.error == "malformed_error"
+    stream = TokenStream()
+    stream.whole(deep, 1.0)
+    assert stream.error == "malformed_body"

@@ -70,10 +70,11 @@ def build(argv: list[str]) -> typer.Typer:
 def run() -> None:
     """Run the command line; bad input leaves with exit code 2 and one clear line on stderr."""
     from headway.errors import HeadwayError
+    from headway.printable import printable
 
     argv = sys.argv[1:]
     try:
         build(argv)(argv)
     except HeadwayError as error:
-        typer.echo(f"headway: {error}", err=True)
+        typer.echo(f"headway: {printable(error)}", err=True)
         raise SystemExit(error.exit_code) from None

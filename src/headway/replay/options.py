@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.errors import InputError
+from headway.trace.selection import check_seed
 
 #: Endpoint -> path on the server.
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -44,6 +45,7 @@ class Options:
             raise InputError(f"endpoint {self.endpoint!r}: expected one of {', '.join(ENDPOINTS)}")
         if self.prompts not in ("text", "tokens"):
             raise InputError(f"prompts {self.prompts!r}: expected text or tokens")
+        check_seed(self.seed)
         if self.max_in_flight is not None and self.max_in_flight < 1:
             raise InputError(f"max_in_flight {self.max_in_flight}: expected at least 1")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):

@@ -135,7 +135,7 @@ class Call:
     def _close_http(self, body: bytes, end: float) -> None:
         try:
             parsed = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             parsed = None
         code = f"http_{self.http_status}"
         if isinstance(parsed, dict):

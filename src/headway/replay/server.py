@@ -12,6 +12,7 @@ from headway.replay.http1 import Reply, ask
 from headway.replay.options import ENDPOINTS
 from headway.replay.server_metrics import Snapshot, parse
 
+_LISTED = 20  # names of models in a message
 _METRICS_S = 5.0  # patience with /metrics
 
 #: Fields beyond OpenAI's own, each dropped when the server answers 400 naming it (or 400 for no named reason).
@@ -88,7 +89,7 @@ async def _models(url: str, headers: dict[str, str]) -> object:
         return None
     try:
         return json.loads(reply.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EngineError(
             f"{url}/v1/models: expected JSON, got {reply.text[:80]!r}: not an OpenAI-compatible server"
         ) from None
@@ -115,10 +116,12 @@ def _facts(url: str, model: str | None, models: object) -> ServerFacts:
     names = [entry["id"] for entry in served]
     if model is None:
         if not names:
-            raise InputError(f"{url}: /v1/models lists no model: expected --model NAME")
+            what = "does not tell its models" if models is None else "lists no model"
+            raise InputError(f"{url}/v1/models {what}: expected --model NAME")
         model = names[0]
     elif names and model not in names:
-        raise InputError(f"--model {model!r}: {url} serves {', '.join(names)}")
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        raise InputError(f"--model {model!r}: {url} serves {', '.join(names[:_LISTED])}{more}")
     entry = next((entry for entry in served if entry["id"] == model), {})
     root, longest = entry.get("root"), entry.get("max_model_len")
     return ServerFacts(
@@ -178,5 +181,5 @@ async def _get(url: str, headers: dict[str, str]) -> object:
         return None
     try:
         return json.loads(reply.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return reply.text[:200]

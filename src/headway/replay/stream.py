@@ -100,7 +100,7 @@ class TokenStream:
         """Take a response that was not streamed: every token arrived at `now`."""
         try:
             answer = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             self.error = "malformed_body"
             return
         if not isinstance(answer, dict):
@@ -132,6 +132,9 @@ class TokenStream:
         if number is None:
             if line[5:].strip() == b"[DONE]":
                 self.done = True
+                return
+            if not line.rstrip().endswith(b"}"):
+                self.error = self.error or "malformed_stream"  # half a JSON object, or none
                 return
             self._text_chunk(line, now)
             return
@@ -171,7 +174,7 @@ class TokenStream:
     def _read_error(self, line: bytes) -> bool:
         try:
             event = json.loads(line[5:])
-        except ValueError:
+        except (ValueError, RecursionError):
             self.error = "malformed_error"
             return True
         if not isinstance(event, dict) or not (event.get("error") or event.get("object") == "error"):
@@ -182,7 +185,7 @@ class TokenStream:
     def _settle_chunks(self, count: Callable[[str], int] | None) -> None:
         try:
             self._share_out(count)
-        except (ValueError, AttributeError, TypeError, LookupError):
+        except (ValueError, AttributeError, TypeError, LookupError, RecursionError):
             self.error = "malformed_stream"  # not the JSON of a completion chunk
 
     def _share_out(self, count: Callable[[str], int] | None) -> None:
