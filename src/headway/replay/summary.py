@@ -152,22 +152,25 @@ def table(run: Run) -> Table:
         "requests": lambda part: str(part["n"]),
         "offered, req/s": lambda part: _number(part["offered_req_s"], 2),
         "attained": lambda part: _percent(part["attainment"]),
-        "attained, 95 % interval": lambda part: _span(part["attainment_interval"], 100, 1, " %"),
+        "attained, interval": lambda part: _span(part["attainment_interval"], 100, 1, " %"),
         "goodput, req/s": lambda part: _number(part["goodput_req_s"], 2),
         "refused": lambda part: str(part["refused"]),
         "failed": lambda part: str(part["failed"]),
         "cut off": lambda part: str(part["cut_off"]),
         "missed of accepted": lambda part: f"{part['missed']} of {part['accepted']}",
         "TTFT P50 / P90 / P99, s": lambda part: _triple(part["ttft"], 1, 3),
-        "TTFT P99, 95 % interval, s": lambda part: _span(part["ttft"]["p99_interval_s"], 1, 3),
         "TPOT P50 / P90 / P99, ms": lambda part: _triple(part["tpot"], 1e3, 1),
-        "TPOT P99, 95 % interval, ms": lambda part: _span(part["tpot"]["p99_interval_s"], 1e3, 1),
         "TBT P50 / P90 / P99, ms": lambda part: _triple(part["tbt"], 1e3, 1),
     }
+    if any(part["ttft"]["p99_interval_s"] for part in parts.values()):
+        rows |= {
+            "TTFT P99 interval, s": lambda part: _span(part["ttft"]["p99_interval_s"], 1, 3),
+            "TPOT P99 interval, ms": lambda part: _span(part["tpot"]["p99_interval_s"], 1e3, 1),
+        }
     if any(part["queue"]["n"] for part in parts.values()):
         rows |= {
-            "queue, told, P50 / P90 / P99, s": lambda part: _triple(part["queue"], 1, 3),
-            "compute to first token, s": lambda part: _triple(part["compute"], 1, 3),
+            "queue P50 / P90 / P99, s": lambda part: _triple(part["queue"], 1, 3),
+            "compute P50 / P90 / P99, s": lambda part: _triple(part["compute"], 1, 3),
         }
     for name, cell in rows.items():
         view.add_row(name, *(cell(part) for part in parts.values()))
@@ -180,7 +183,7 @@ def caption(run: Run, summary: dict) -> str:
     lines = [
         f"Latency from the scheduled arrival; percentiles by {METHOD} over the {total['ok']} requests that ended well; "
         "attained = share of all, refused, failed and cut-off ones included.",
-        "Intervals of this run alone, requests taken as independent: Wilson for shares, order statistics for "
+        "Intervals at 95 %, of this run alone, requests taken as independent: Wilson for shares, order statistics for "
         f"percentiles (a P99 takes {min_n(0.99)} requests).",
     ]
     client = meta.get("client")
