@@ -48,7 +48,7 @@ def test_content_that_is_cached_already_stays_plain() -> None:
 @given(st.lists(st.integers(1, 9000), max_size=8))
 def test_noise_is_one_stream(sizes: list[int]) -> None:
     """Peeked at in any pieces or taken one by one, the factors are the same."""
-    model = NoiseModel(sigma=0.1, stall_share=0.02, cap=1.3)
+    model = NoiseModel(sigma=0.1, stall_share=0.02, cap=1.3, drift=0.05)
     whole = Noise(model, np.random.default_rng(5)).peek(max(sum(sizes), 1)).tolist()
     pieces: list[float] = []
     noise = Noise(model, np.random.default_rng(5))
@@ -97,6 +97,33 @@ def test_broken_profile_names_the_key(tmp_path: Path, text: str, named: str) -> 
     with pytest.raises(InputError, match=named) as caught:
         load(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_part_of_the_noise_wanders() -> None:
+    """With a drift of 0.1 over 20 steps: correlation exp(-lag / 20) of that part, and the variances add up."""
+    model = NoiseModel(sigma=0.1, drift=0.1, drift_steps=20.0)
+    noise = Noise(model, np.random.default_rng(3))
+    logs = np.log(noise.peek(200_000))
+    assert math.isclose(float(logs.std()), math.sqrt(0.02), rel_tol=0.03)
+    for lag in (5, 20):
+        found = float(np.corrcoef(logs[:-lag], logs[lag:])[0, 1])
+        assert math.isclose(found, 0.5 * math.exp(-lag / 20), abs_tol=0.03)
+
+
+def test_calibration_tells_what_wanders_from_what_scatters(tmp_path: Path) -> None:
+    """A host that is slow for about 15 steps at a time; without it no drift is found."""
+    noise = Noise(NoiseModel(sigma=0.03, drift=0.08, drift_steps=15.0), np.random.default_rng(8))
+    path = tmp_path / "steps.jsonl"
+    with path.open("w") as file:
+        for i in range(6000):
+            q, n = (0, 1 + i % 20) if i % 3 else (10 + i % 90, 0)
+            seconds = (0.03 + 0.0014 * q + 0.0006 * n) * noise.next()
+            file.write(json.dumps({"q": q, "n": n, "K": 0, "X": q * q / 2, "seconds": seconds}) + "\n")
+    found = calibrate(read_steps(path), name="slow at times").noise
+    assert math.isclose(found.drift, 0.08, rel_tol=0.15)
+    assert math.isclose(found.drift_steps, 15.0, rel_tol=0.3)
+    assert math.isclose(found.sigma, 0.03, rel_tol=0.2)
+    assert calibrate(read_steps(step_log(tmp_path / "b", scatter=0.05)), name="steady").noise.drift == 0.0
 
 
 def test_estimate_follows_the_datasheet() -> None:

@@ -173,7 +173,8 @@ def _show(profile: Profile, log: StepLog) -> None:
         caption=f"|predicted / measured - 1| of the last {profile.provenance['held_out']} steps under a fit of those "
         f"before.\nStep = {cost.g * 1e3:.2f} ms + {cost.a * 1e6:.1f} us a prompt token + {cost.b * 1e6:.1f} us a "
         f"decode + {cost.k * 1e9:.2f} ns a context token + {cost.x * 1e9:.3f} ns a token pair; envelope x"
-        f"{profile.envelope_factor:.3f} at eps {profile.eps:g}; scatter {profile.noise.sigma * 100:.1f} %.\n"
+        f"{profile.envelope_factor:.3f} at eps {profile.eps:g}; scatter {profile.noise.sigma * 100:.1f} %, "
+        f"and {profile.noise.drift * 100:.1f} % that lasts about {profile.noise.drift_steps:.0f} steps.\n"
         f"Seen: up to {q} prompt tokens, {n} decodes and {K} context tokens a step; beyond that it extrapolates.",
         caption_justify="left",
     )

@@ -206,11 +206,7 @@ def calibrate(
         cost=cost,
         envelope_factor=max(1.0, round(float(np.sort(judged)[rank - 1]), 5)),
         eps=eps,
-        noise=NoiseModel(
-            sigma=round(min(float(np.std(calm)), 2.0), 5),
-            stall_share=round(min(float(stalled.mean()), 0.99), 5),
-            stall_factor=round(max(1.0, float(np.median(spread[stalled]))), 4) if stalled.any() else 1.5,
-        ),
+        noise=_noise(calm, spread, stalled),
         engine=_engine(log) | dict(engine or {}),
         provenance={
             "source": log.source,
@@ -222,6 +218,34 @@ def calibrate(
             **({"note": note} if note else {}),
         },
         fit_error=errors(trial, later, measured),
+    )
+
+
+#: Lags, in steps, whose autocorrelation tells the part of the scatter that wanders; it counts above this much.
+_LAGS = (3, 30)
+_LEAST_DRIFT = 0.1
+
+
+def _noise(calm: Floats, spread: Floats, stalled: NDArray[np.bool_]) -> NoiseModel:
+    """Return the noise of steps whose logarithms of measured / predicted are `calm` where they did not stall.
+
+    Correlation r(lag) = share exp(-lag / steps) through two lags gives the share of the variance that wanders.
+    """
+    sigma = min(float(np.std(calm)), 2.0)
+    drift, steps = 0.0, 20.0
+    if len(calm) > 10 * _LAGS[1] and sigma > 0:
+        near, far = (float(np.corrcoef(calm[:-lag], calm[lag:])[0, 1]) for lag in _LAGS)
+        if near > _LEAST_DRIFT:
+            decay = math.log(near / min(max(far, near / 50), near * 0.98)) / (_LAGS[1] - _LAGS[0])
+            share = min(near * math.exp(_LAGS[0] * decay), 0.95)
+            drift, steps = sigma * math.sqrt(share), 1.0 / decay
+            sigma *= math.sqrt(1.0 - share)
+    return NoiseModel(
+        sigma=round(sigma, 5),
+        stall_share=round(min(float(stalled.mean()), 0.99), 5),
+        stall_factor=round(max(1.0, float(np.median(spread[stalled]))), 4) if stalled.any() else 1.5,
+        drift=round(drift, 5),
+        drift_steps=round(steps, 2),
     )
 
 

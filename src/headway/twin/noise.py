@@ -19,8 +19,13 @@ _BLOCK = 4096
 class NoiseModel:
     """Distribution of measured / predicted of a step: lognormal with median 1, now and then a host stall.
 
+    A busy host is slow for a while, so a part of the logarithm wanders: an AR(1) process over steps with standard
+    deviation `drift` and correlation exp(-lag / drift_steps).
+
     Attributes:
-        sigma: standard deviation of the natural logarithm.
+        sigma: standard deviation of the natural logarithm, without the part that wanders.
+        drift: that of the part that wanders.
+        drift_steps: steps after which its correlation has fallen to 1/e.
         stall_share: share of steps that stall.
         stall_factor: how much longer a stalled step takes.
         cap: largest factor (None: unbounded). With the envelope factor here every step stays under its envelope,
@@ -31,6 +36,8 @@ class NoiseModel:
     stall_share: float = 0.0
     stall_factor: float = 1.5
     cap: float | None = None
+    drift: float = 0.0
+    drift_steps: float = 20.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.sigma) and 0 <= self.sigma <= 2):
@@ -41,12 +48,16 @@ class NoiseModel:
             raise InputError(f"noise: stall_factor = {self.stall_factor!r}: expected a number of at least 1")
         if self.cap is not None and not self.cap > 0:
             raise InputError(f"noise: cap = {self.cap!r}: expected a number above 0")
+        if not (math.isfinite(self.drift) and 0 <= self.drift <= 2):
+            raise InputError(f"noise: drift = {self.drift!r}: expected a number in [0, 2]")
+        if not (math.isfinite(self.drift_steps) and self.drift_steps > 0):
+            raise InputError(f"noise: drift_steps = {self.drift_steps!r}: expected a number above 0")
 
 
 class Noise:
     """A stream of step factors. Taking them one by one or many at once gives the same stream."""
 
-    __slots__ = ("_at", "_block", "_generator", "_list", "model")
+    __slots__ = ("_at", "_block", "_generator", "_list", "_slow", "model")
 
     def __init__(self, model: NoiseModel, generator: np.random.Generator) -> None:
         self.model = model
@@ -54,6 +65,7 @@ class Noise:
         self._block: Floats = np.empty(0)
         self._list: list[float] = []
         self._at = 0
+        self._slow: float | None = None  # the part that wanders, in standard deviations; None before the first step
 
     def next(self) -> float:
         """Return the factor of one step."""
@@ -76,9 +88,12 @@ class Noise:
         model, parts = self.model, [self._block[self._at :]]
         have = len(parts[0])
         while have < n:
-            # Two draws a block, in this order: the stream does not depend on how it is consumed.
-            factors = np.exp(model.sigma * self._generator.standard_normal(_BLOCK))
+            # The same draws a block, in this order: the stream does not depend on how it is consumed.
+            logarithm = model.sigma * self._generator.standard_normal(_BLOCK)
             stalled = self._generator.random(_BLOCK) < model.stall_share
+            if model.drift:
+                logarithm = logarithm + model.drift * self._wander()
+            factors = np.exp(logarithm)
             factors = np.where(stalled, factors * model.stall_factor, factors)
             if model.cap is not None:
                 factors = np.minimum(factors, model.cap)
@@ -87,3 +102,16 @@ class Noise:
         self._block = np.concatenate(parts)
         self._list = self._block.tolist()
         self._at = 0
+
+    def _wander(self) -> Floats:
+        """Return a block of the AR(1) process, unit variance."""
+        keep = math.exp(-1.0 / self.model.drift_steps)
+        fresh = math.sqrt(1.0 - keep * keep)
+        draws = self._generator.standard_normal(_BLOCK).tolist()
+        slow = draws[0] if self._slow is None else keep * self._slow + fresh * draws[0]
+        found = [slow]
+        for draw in draws[1:]:
+            slow = keep * slow + fresh * draw
+            found.append(slow)
+        self._slow = slow
+        return np.array(found)

@@ -10,7 +10,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,8 @@ class Profile:
             "envelope": {"eps": self.eps, "factor": self.envelope_factor},
             "noise": {
                 key: getattr(self.noise, key)
-                for key in ("sigma", "stall_share", "stall_factor", "cap")
-                if getattr(self.noise, key) is not None
+                for key in ("sigma", "stall_share", "stall_factor", "cap", "drift", "drift_steps")
+                if getattr(self.noise, key) is not None and (self.noise.drift or not key.startswith("drift"))
             },
             "engine": dict(self.engine),
             "provenance": dict(self.provenance),
@@ -144,7 +144,7 @@ class _Reader:
             raise InputError.at(self.path, None, "cost", cost, "a step that takes time")
         envelope, noise = self.table(data, "envelope"), self.table(data, "noise")
         self.keys("envelope.", envelope, {"eps", "factor"})
-        self.keys("noise.", noise, {"sigma", "stall_share", "stall_factor", "cap"})
+        self.keys("noise.", noise, {item.name for item in fields(NoiseModel)})
         factor = self.number("envelope", envelope, "factor", 1.2)
         if factor < 1:
             raise InputError.at(self.path, None, "envelope.factor", factor, "a number of at least 1")

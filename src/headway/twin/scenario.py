@@ -237,7 +237,7 @@ def _noise(profile: Profile, setting: Value) -> NoiseModel:
     if setting is True:
         return profile.noise
     if setting is False:
-        return replace(profile.noise, sigma=0.0, stall_share=0.0)
+        return replace(profile.noise, sigma=0.0, stall_share=0.0, drift=0.0)
     if setting == "bounded":
         return replace(profile.noise, cap=profile.envelope_factor)
     raise InputError(f"noise = {setting!r}: expected true, false or bounded")
