@@ -171,7 +171,9 @@ def judge(folders: Sequence[Path], say: Callable) -> dict[str, Any]:
         for load in LOADS:
             found = _errors_of(sessions, load, None, settings)
             shipped = _errors_of(sessions, load, find_profile("cpu-smollm2"), settings)
-            report["loads"][f"{name} {load:g}x"] = found | {"shipped": shipped["errors"]}
+            report["loads"][f"{name} {load:g}x"] = found | {
+                "shipped": {key: shipped[key] for key in ("busy", "errors")}
+            }
             say(f"{name} {load:g}x: n = {found['n']}")
             for label in ("real", "twin", "errors"):
                 say(f"  {label:8s} {_line(found[label])}")
