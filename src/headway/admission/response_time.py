@@ -29,6 +29,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.admission._retry import departure_wait_s, first_token_wait_s
 from headway.core import Accept, Defer, EngineView, Ledger, Reason, Reject, RequestState, Verdict
 from headway.core.walk import (
     MAX_STEPS,
@@ -49,6 +50,10 @@ class _Load(NamedTuple):
     pace_s: float  # the tightest of all
     served: int  # n*
     reserved_tokens: int  # K*
+
+
+#: By this part of the way a finishing time may turn out later: measured on bursts that nothing follows.
+RETRY_DOUBT = 0.07
 
 
 class ResponseTime:
@@ -109,13 +114,15 @@ class ResponseTime:
         idle, idle_tokens = ledger.idle_behind(at)
         served = len(ledger.pending) + len(ledger.decoding) - idle
         reserved = ledger.reserved_tokens + tokens - idle_tokens
-        if not served and not self.strict:
+        if not served and (not self.strict or view.cost.drifting):
             # Nothing can be lost, and a cost that was learned in a bad moment is only unlearned by serving.
             bound = start + alone
-            return Accept(bound_s=bound if bound <= request.due_s else None)
+            return Accept(bound_s=bound if bound <= request.due_s and not self.strict else None)
         # Each request may waste most of one block, so count one more for each.
         if kv.blocks(reserved) + served + 1 > kv.total_blocks or served >= view.max_running:
-            return Reject(reason=Reason.KV, retry_after_s=self._departure_s(view))
+            room, slots = kv.total_blocks - served - 1, view.max_running - served
+            wait = departure_wait_s(ledger, lambda n, freed: kv.blocks(reserved - freed) <= room + n and n + slots > 0)
+            return Reject(reason=Reason.KV, retry_after_s=wait)
         cost, factor = view.cost.mean, self._factor(view)
         pace = self._pace_s(view, request)
         # Decodes without a pace skip steps that they would make too long (policy `headway`), so only the others count.
@@ -123,26 +130,35 @@ class ResponseTime:
         context_tokens = ledger.reserved_tokens - ledger.loose_tokens + paced * tokens
         worst = factor * cost.seconds(self.min_chunk, decodes, context_tokens, self.min_chunk**2 / 2)
         if worst > pace:
-            return Reject(reason=Reason.TBT, bound_s=start + worst, retry_after_s=self._departure_s(view))
+            pairs = self.min_chunk**2 / 2
+
+            def passes(ended: int, freed: int) -> bool:
+                return factor * cost.seconds(self.min_chunk, decodes - ended, context_tokens - freed, pairs) <= pace
+
+            return Reject(reason=Reason.TBT, bound_s=worst, retry_after_s=departure_wait_s(ledger, passes))
         if not request.has_target:
             return Accept()
 
+        load = _Load(pace, served + 1, reserved)
         dues, remaining, context, promised = self._columns(ledger)
         own = cost.work_s(request.remaining_tokens, request.computed_tokens)
-        if self.strict and request.computed_tokens:
-            own = cost.work_s(request.prompt_tokens, 0)  # hits may be evicted before it starts
         work = work_s(cost, remaining, context)
+        if self.strict and (request.computed_tokens or ledger.hoped):
+            # Hits may be evicted before the request starts; then the step in which it starts may be a short one.
+            short = cost.seconds(0, load.served, load.reserved_tokens, 0)
+            if request.computed_tokens:
+                own = cost.work_s(request.prompt_tokens, 0) + short
+            work[[ledger.place(hoped) - 1 for hoped in ledger.hoped.values()]] += short
         ahead = work.cumsum()
         before = float(ahead[at - 1]) if at else 0.0
         with_it = np.concatenate((ahead[:at], (before + own,), ahead[at:] + own))
         horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
         # Finishing times of the candidate and of everything behind it in deadline order.
-        load = _Load(pace, served + 1, reserved)
         left = ledger.outputs_left()
         finish = start + self._finish(view, request, load, horizon, left, with_it, at)
         bound = float(finish[0])
         late = bound - request.due_s
-        detail = None
+        detail, behind = None, 0
         if late <= 0:
             overdue = finish[1:] - dues[at:]
             broken = promised[at:] & (overdue > 0)
@@ -156,22 +172,30 @@ class ResponseTime:
                     # what is lost for certain is given up.
                     broken &= dues[at:] - start >= work[at:]
             if broken.any():
-                late = float(np.max(overdue[broken]))
+                behind = int(np.flatnonzero(broken)[-1]) + 1
                 detail = "it would break a promise already made to another request"
-        if late > 0:
+        if late > 0 or behind:
             if not math.isfinite(bound):
                 # Not within its target: look as far as walks go, for the bound and the time to retry.
-                bound = start + float(self._finish(view, request, load, math.inf, left, with_it[: at + 1], at)[0])
-                late = bound - request.due_s
+                finish = start + self._finish(view, request, load, math.inf, left, with_it, at)
+                bound = float(finish[0])
             return Reject(
                 reason=Reason.TTFT,
                 detail=detail,
                 bound_s=bound if math.isfinite(bound) else None,
-                retry_after_s=late if math.isfinite(late) else None,
+                # A step more, because it may arrive just after one has begun, and what expected courses are off by.
+                retry_after_s=first_token_wait_s(
+                    finish + RETRY_DOUBT * (finish - view.now_s) + min(pace, view.blocking_s),
+                    dues[at:],
+                    request.due_s,
+                    behind,
+                ),
             )
-        if self._crowds_out(view, request, own, before + own, load):
+        wait = self._crowded_s(view, request, own, before + own, load)
+        if wait > 0:
             detail = "demand exceeds capacity and requests of less work for the same value take what there is"
-            denied = Reject(reason=Reason.TTFT, detail=detail, bound_s=bound)
+            after = wait if math.isfinite(wait) else None
+            denied = Reject(reason=Reason.TTFT, detail=detail, bound_s=bound, retry_after_s=after)
             until = min(request.arrival_s + self.hesitate * (request.due_s - request.arrival_s), request.due_s - alone)
             return Defer(until_s=until, otherwise=denied) if view.now_s < until else denied
         return Accept(bound_s=bound)
@@ -203,12 +227,6 @@ class ResponseTime:
         cost = view.cost.mean
         steps = math.ceil(request.remaining_tokens / view.max_step_tokens)
         return steps * cost.g + cost.work_s(request.remaining_tokens, request.computed_tokens)
-
-    @staticmethod
-    def _departure_s(view: EngineView) -> float | None:
-        """Time until the next decode ends by its max output at the pace it is promised, None when unknown."""
-        ends = [r.remaining_output * r.slo.pace_s for r in view.ledger.decoding.values() if math.isfinite(r.slo.pace_s)]
-        return min(ends, default=None)
 
     def _finish(
         self,
@@ -253,10 +271,13 @@ class ResponseTime:
         walk = guaranteed(cost, slot, factor=factor, decodes=counts, reserved_tokens=tokens, backlog=backlog)
         return walk.finish_s(backlog[since:])
 
-    def _crowds_out(self, view: EngineView, request: RequestState, own: float, backlog: float, load: _Load) -> bool:
-        """Whether this request would be late once those that are expected to go before it have arrived."""
+    def _crowded_s(self, view: EngineView, request: RequestState, own: float, backlog: float, load: _Load) -> float:
+        """Time until this request would be in time although those that are expected to go before it come.
+
+        0 when it is already; inf when that is not known: the demand must change first.
+        """
         if not self.foresight:
-            return False
+            return 0.0
         cost, factor, demand, now = view.cost.mean, view.cost.factor, view.demand, view.now_s
         step = min(load.pace_s, view.blocking_s)
         base = cost.g + cost.b * load.served + cost.k * load.reserved_tokens
@@ -264,13 +285,19 @@ class ResponseTime:
         share = 1.0 - (factor if self.strict else 1.0) * base / step
         density = request.slo.weight / max(own, 1e-6)
         horizon = request.due_s - now - view.residual_s
-        if self.foresight * demand.denser(now, 0.0) <= share:
+        everybody = self.foresight * demand.denser(now, 0.0)
+        if everybody <= share:
             # On average everybody fits, so only arrivals with earlier deadlines stand in its way.
-            return backlog + self.foresight * demand.ahead_s(now, density, horizon) > share * horizon
-        if backlog <= self.concede * share * horizon:
-            return False
-        # Somebody has to go: everything denser comes first, whatever its deadline.
-        return backlog > (share - self.foresight * demand.denser(now, density)) * horizon
+            room = share * horizon - self.foresight * demand.ahead_s(now, density, horizon)
+            drain = share - everybody
+        else:
+            # Somebody has to go: everything denser comes first, whatever its deadline.
+            drain = share - self.foresight * demand.denser(now, density)
+            room = max(drain, self.concede * share) * horizon
+        if backlog <= room:
+            return 0.0
+        # What is ahead of it gets less by what denser work leaves of each second; its own work does not.
+        return (backlog - room) / drain if own <= room and drain > 0 else math.inf
 
 
 def _steps(horizon_s: float, step_s: float) -> int:

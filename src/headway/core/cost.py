@@ -128,6 +128,11 @@ class StepCost:
         return self._known or self.prefill_steps >= self.READY_AFTER
 
     @property
+    def drifting(self) -> bool:
+        """Whether the steps of a regime exceed their envelope more often than they may by chance."""
+        return any(envelope.drifting for envelope in self._envelopes)
+
+    @property
     def factor(self) -> float:
         """Envelope / mean of a step that carries prefill."""
         return self._envelopes[1].factor

@@ -34,9 +34,9 @@ class Accept:
 class Reject:
     """The request is refused now.
 
-    `bound_s` is the first-token time that could have been promised, `retry_after_s` the wait after which the same
-    request would be expected to pass, each None when unknown. `detail` says in words what a bound that lies within
-    the target does not.
+    `bound_s` is the first-token time that could have been promised (engine clock), for a TBT the longest gap (seconds);
+    `retry_after_s` the wait after which the same request would be expected to pass; each None when unknown. `detail`
+    says in words what a bound that lies within the target does not.
     """
 
     reason: Reason
