@@ -44,15 +44,15 @@ SHORT = Shape(
         ),
     )
 )
-TARGETS = {"chat": Targets(ttft_s=1.0, tpot_s=0.15)}
+TARGETS = {"chat": Targets(ttft_s=2.0, tpot_s=0.2)}
 
 #: Static limits that the sweep tries: waiting requests, queued prompt tokens, seconds of the bucket's rate.
 SWEEP: dict[str, tuple[float, ...]] = {
-    "queue_depth": (2, 4, 8),
-    "queued_tokens": (150, 300, 600),
+    "queue_depth": (2, 6, 16),
+    "queued_tokens": (200, 500, 1200),
     "token_bucket": (0.5, 1.5, 4.0),
 }
-MIDDLE = {"queue_depth": 4, "queued_tokens": 300, "token_bucket": 1.5}
+MIDDLE = {"queue_depth": 6, "queued_tokens": 500, "token_bucket": 1.5}
 
 
 class Short(Workload):
@@ -88,7 +88,7 @@ def rival(admission: str, limit: float, *, budget: tuple[str, ...], rate: float)
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--duration", type=float, default=36.0, help="seconds of arrivals a run")
+    parser.add_argument("--duration", type=float, default=32.0, help="seconds of arrivals a run")
     parser.add_argument("--sweep-duration", type=float, default=18.0, help="seconds of arrivals a sweep run")
     parser.add_argument("--capacity", type=float, default=0.0, help="requests/s, as found before")
     args = parser.parse_args()
@@ -140,7 +140,6 @@ def main() -> None:
             arena.start(*rivals)
         else:
             rivals = [best(arena, run, name, budget, rate, args.sweep_duration, log["sweep"]) for name in SWEEP]
-            arena.start(*rivals)
         cells = run([ours, *rivals], LOADS, seeds, duration)
     record = Record(steps, eps=EPS)
     for cell in cells:
@@ -177,14 +176,15 @@ def main() -> None:
 def best(
     arena: Arena, run: Any, name: str, budget: tuple[str, ...], rate: float, seconds: float, log: dict[str, Any]
 ) -> System:
-    """Return the rival with the limit of the highest goodput at 2x."""
+    """Return the rival with the limit of the highest goodput at 2x, its server still up."""
     points = [rival(name, limit, budget=budget, rate=rate) for limit in SWEEP[name]]
     arena.start(*points)
     cells = run(points, (2.0,), [100], seconds)
-    arena.stop(*points)
     for cell in cells:
         log[cell.system.name] = totals([cell], cell.system)
-    return max(cells, key=lambda cell: cell.summary["total"]["goodput_req_s"]).system
+    chosen = max(cells, key=lambda cell: cell.summary["total"]["goodput_req_s"]).system
+    arena.stop(*(point for point in points if point is not chosen))
+    return chosen
 
 
 def volume(cell: Cell) -> float:
