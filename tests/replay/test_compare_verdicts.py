@@ -183,3 +183,37 @@ def test_markdown_holds_every_metric_and_the_method():
     assert text.count("\n| p") == 8
     assert "nearest rank" in text
     assert "400 draws, seed 1" in text
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_run_that_ends_a_little_later_is_not_worse(repeats):
+    """All attained in both, or the same nine tenths: goodput then differs by the end of the last answer alone."""
+    for slow in (0, 60):
+        ttft = np.full(600, 0.1)
+        ttft[:slow] = 5.0
+        later = ttft.copy()
+        later[-1] += 0.01
+        base = [run(frame(ttft), f"a{i}", seed=i) for i in range(repeats)]
+        other = [run(frame(later), f"b{i}", seed=i) for i in range(repeats)]
+        found = compare(arm("A", *base), arm("B", *other), draws=300)
+        assert change(found, "goodput").base.value > change(found, "goodput").other.value
+        assert change(found, "goodput").verdict == NO_DIFFERENCE
+
+
+def test_certainty_is_not_claimed_of_pooled_repeats():
+    """Three runs of 60 that all attained in two classes: 180 of 180, Wilson 97.9 % to 100 %, not 100 % to 100 %."""
+    classes = ["chat", "document", "chat"] * 20
+    table = frame([0.1] * 60, classes=classes)
+    arms = [arm(name, *(run(table, f"{name}{i}", seed=i) for i in range(3))) for name in "AB"]
+    side = change(compare(*arms, names=["attainment"], draws=300), "attainment").other
+    low, high = side.contrast.interval(0.95)
+    assert (side.value, high) == (1.0, 1.0)
+    assert 0.96 < low < 0.985
+
+
+def test_real_losses_of_goodput_are_still_called():
+    """One fifth of the requests no longer attains: worse, whatever the floors."""
+    rng = np.random.default_rng(5)
+    lost = np.where(rng.uniform(size=600) < 0.2, 5.0, 0.1)
+    found = compare(arm("A", run(frame(np.full(600, 0.1)))), arm("B", run(frame(lost))), draws=300)
+    assert change(found, "goodput").verdict == WORSE

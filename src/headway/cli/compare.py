@@ -49,7 +49,7 @@ def compare(
         Path | None, typer.Option(metavar="FILE", help="Also write one self-contained page with charts.")
     ] = None,
     draws: Annotated[int, typer.Option(min=200, max=100_000, help="Bootstrap draws.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Compare the arms with the first one. Exit 1: a gate failed; 2: bad input."""
     from headway.errors import InputError

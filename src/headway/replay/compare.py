@@ -20,10 +20,11 @@ from headway.replay import metrics as metrics_
 from headway.replay.arms import Arm, Level
 from headway.replay.bootstrap import effective_blocks
 from headway.replay.contrast import Contrast, contrast
+from headway.replay.floors import rate_floor, share_floor
 from headway.replay.metrics import Metric
 from headway.replay.noise import NoiseFloor
 from headway.replay.sampling import Rows, block_lengths, draw, sections
-from headway.replay.stats import CONFIDENCE, min_n, percentile, wilson
+from headway.replay.stats import CONFIDENCE, min_n, percentile
 
 Floats = NDArray[np.float64]
 
@@ -258,11 +259,16 @@ def _change(
     made = []
     for arm in (0, 1):
         outer = clustered[arm] if clustered else None
-        made.append(_own(metric, points[arm], counts[arm], drawn[arm], outer, own[arm], repeats))
+        each = sides[arm].values(metric)[masks[arm]]
+        made.append(_own(metric, points[arm], each, drawn[arm], outer, own[arm], repeats))
     relative = difference = None
     if points[0] is not None and points[1] is not None:
         common = {"blocks": blocks, "repeats": repeats}
-        floor_se = _share_floor(metric, points, counts)
+        floor_se = share_floor(metric, points, counts)
+        log_floor = floor_se / points[0] if points[0] > 0 and math.isfinite(points[0]) else 0.0
+        if metric.kind == "rate" and min(points) > 0:
+            log_floor = rate_floor([side.values(metric)[mask] for side, mask in zip(sides, masks, strict=True)], sides)
+            floor_se = log_floor * min(points)
         difference = contrast(
             _minus(points[1], points[0]),
             _subtract(drawn[1], drawn[0]),
@@ -277,7 +283,7 @@ def _change(
                 _log_ratio(drawn[1], drawn[0]),
                 scale="log",
                 clustered=_log_ratio(clustered[1], clustered[0]) if clustered else None,
-                floor_se=floor_se / points[0] if math.isfinite(points[0]) else 0.0,
+                floor_se=log_floor,
                 **common,
             )
     floor = None
@@ -319,7 +325,7 @@ def _point(metric: Metric, known: Floats, seconds: float) -> float | None:
 def _own(
     metric: Metric,
     point: float | None,
-    n: int,
+    each: Floats,
     drawn: Floats,
     clustered: Floats | None,
     blocks: float,
@@ -328,7 +334,9 @@ def _own(
     """Return the contrast of one arm's value with nothing: its own interval."""
     if point is None:
         return None
-    floor = _share_floor(metric, [point], [n])
+    floor = share_floor(metric, [point], [int((~np.isnan(each)).sum())])
+    if metric.kind == "rate":
+        floor = point * rate_floor([each])
     return contrast(
         point,
         drawn,
@@ -340,22 +348,6 @@ def _own(
         least=0.0,
         most=1.0 if metric.kind == "share" else math.inf,
     )
-
-
-def _share_floor(metric: Metric, points: Sequence[float | None], counts: Sequence[int]) -> float:
-    """Return the standard error of a share (or a difference of two) that resampling cannot see.
-
-    When every request of an arm ended alike, all draws are equal, yet the true share is not known to be 0 or 1. Half
-    of the Wilson interval (Newcombe 1998 for a difference) stands in.
-    """
-    if metric.kind != "share":
-        return 0.0
-    total = 0.0
-    for point, n in zip(points, counts, strict=True):
-        if point in (0.0, 1.0) and n:
-            low, high = wilson(point * n, n)
-            total += ((high - low) / 1.96) ** 2
-    return math.sqrt(total)
 
 
 def _minus(one: float, two: float) -> float:

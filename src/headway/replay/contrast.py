@@ -53,14 +53,12 @@ class Contrast:
         if not len(self.draws) or math.isnan(self.point):
             return None
         tail = (1.0 - confidence) / 2.0
-        factor = self._factor(1.0 - tail)
-        if _spread(self.draws) == 0.0:
-            half = self.floor_se * student_t(1.0 - tail, self.degrees)
-            return self._out(self.point - half), self._out(self.point + half)
-        stretch = self.widen * factor
+        stretch = self.widen * self._factor(1.0 - tail)
         low = self._stretched(_nearest(self.draws, tail), stretch)
         high = self._stretched(_nearest(self.draws, 1.0 - tail), stretch)
-        return self._out(min(low, self.point)), self._out(max(high, self.point))
+        # Draws that are equal, or differ by rounding alone, show less than the floor.
+        half = self.floor_se * student_t(1.0 - tail, self.degrees) if self.floor_se else 0.0
+        return self._out(min(low, self.point - half)), self._out(max(high, self.point + half))
 
     def detectable(self, confidence: float) -> float | None:
         """Return the minimal detectable effect, as read out: a true change of this size is called at 80 %."""

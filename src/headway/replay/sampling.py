@@ -46,6 +46,8 @@ class Rows:
         self.codes = np.searchsorted(names, column.to_numpy())
         # Seconds of the run that stand behind each row, so that rates survive the resampling of repeats.
         self.seconds = np.repeat([span_s(frame) / frame.height for frame in frames], self.sizes)
+        # First to last scheduled arrival, all repeats together.
+        self.window_s = sum(float(frame["scheduled_s"].max() - frame["scheduled_s"].min()) for frame in frames)
 
     def values(self, metric: Metric) -> Floats:
         """Return `metrics.values` over all rows."""
