@@ -3,12 +3,15 @@
 Two ways to the same table: Polars parses all lines at once; when it meets anything out of the ordinary, the
 file is read again line by line, which is slow but knows which line, key and value to name. The slow way
 decides what is an error.
+
+Polars leaves out keys that it was not told of. They are found by counting: the file has as many keys as the known
+columns have values, or it is read for its schema first, which takes as long as reading it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -23,7 +26,8 @@ KINDS: dict[str, tuple[str, pl.DataType]] = {
     "str": ("a string", pl.String()),
     "ids": ("a list of whole numbers from 0 to 2^64-1", pl.List(pl.UInt64())),
 }
-_NUMBER_LIKE = r"^(-?[0-9]|true$|false$)"
+#: How a number, a boolean, an object or a list looks that Polars made a string of.
+_NO_STRING = r"^(-?[0-9]|true$|false$|\{|\[)"
 
 
 def objects(source: Source, *, may_be_cut: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -66,17 +70,21 @@ def _all_at_once(
 ) -> pl.DataFrame | None:
     """Return the table, or None when anything about the file calls for a closer look."""
     header = source.first_object().keys() if skip_first else set()
+    marks = _marks(source, skip_first)
+    found: Mapping[str, pl.DataType] = {name: KINDS[kind][1] for name, kind in known.items()}
     try:
-        found = pl.scan_ndjson(source.path, infer_schema_length=None).collect_schema()
-        if found.keys() - known.keys() - header:
-            return None
-        schema = {name: KINDS[known[name]][1] if name in known else kind for name, kind in found.items()}
-        if any(not _agrees(known[name], kind) for name, kind in found.items() if name in known):
-            return None
-        frame = pl.read_ndjson(source.path, schema=schema)
+        frame = pl.read_ndjson(source.path, schema=found)
+        if marks.escapes or marks.nulls or marks.keys != _values(frame, skip_first):
+            found = pl.scan_ndjson(source.path, infer_schema_length=None).collect_schema()
+            if found.keys() - known.keys() - header:
+                return None
+            schema = {name: KINDS[known[name]][1] if name in known else kind for name, kind in found.items()}
+            if any(not _agrees(known[name], kind) for name, kind in found.items() if name in known):
+                return None
+            frame = pl.read_ndjson(source.path, schema=schema)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return None
-    if frame.height != _count_lines(source):
+    if frame.height != marks.lines:
         return None  # empty lines, which would shift the line numbers
     frame = frame.with_row_index("line", offset=1).with_columns(pl.col("line").cast(pl.Int64))
     if skip_first:
@@ -91,8 +99,8 @@ def _all_at_once(
         column = frame[name]
         if name in required and column.null_count():
             return None
-        # Polars turns a number among strings into a string.
-        if kind == "str" and column.str.contains(_NUMBER_LIKE).any():
+        # Polars turns whatever it finds among strings into a string.
+        if kind == "str" and column.str.contains(_NO_STRING).any():
             return None
         if kind == "ids" and column.list.eval(pl.element().is_null()).list.any().any():
             return None
@@ -110,13 +118,37 @@ def _agrees(kind: str, found: pl.DataType) -> bool:
     return found == KINDS[kind][1]
 
 
-def _count_lines(source: Source) -> int:
-    lines, last = 0, b"\n"
+class _Marks(NamedTuple):
+    """What the bytes of a file of JSON lines show without being parsed."""
+
+    lines: int
+    keys: int  # colons that follow a quote, below the header
+    nulls: bool  # whether a null may be in it
+    escapes: bool  # whether a string may hold a quote
+
+
+def _marks(source: Source, skip_first: bool) -> _Marks:
+    lines = keys = 0
+    nulls = escapes = False
+    block = b"\n"
     with source.path.open("rb") as file:
-        while block := file.read(1 << 20):
+        if skip_first:
+            while not file.readline().strip():
+                lines += 1
+            lines += 1
+        while piece := file.read(1 << 22):
+            block = piece + file.readline()  # whole lines, so that no mark lies across two blocks
             lines += block.count(b"\n")
-            last = block[-1:]
-    return lines + (last != b"\n")
+            keys += block.count(b'":')
+            nulls = nulls or b"null" in block
+            escapes = escapes or b"\\" in block
+    return _Marks(lines + (block[-1:] != b"\n"), keys, nulls, escapes)
+
+
+def _values(frame: pl.DataFrame, skip_first: bool) -> int:
+    """Return how many values the columns hold, those of the header line left out."""
+    rows = frame.slice(1) if skip_first else frame
+    return sum(rows.height - count for count in rows.null_count().row(0))
 
 
 def _line_by_line(

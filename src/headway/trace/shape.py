@@ -159,19 +159,15 @@ def prefixes(trace: Trace) -> Prefixes | None:
     """Return the prefix sharing of a trace with hash ids, else None."""
     if trace.block_size is None:
         return None
-    ids = trace.frame.select(pl.int_range(pl.len(), dtype=pl.Int32).alias("row"), "input_tokens", "hash_ids").filter(
-        pl.col("hash_ids").list.len() > 0
-    )
-    rows = ids.select("row", "hash_ids").explode("hash_ids")
+    ids = trace.frame.select("input_tokens", "hash_ids").filter(pl.col("hash_ids").list.len() > 0)
     # Ids are chained, so the blocks of a request that were seen before are its leading ones. Seen in the same
     # request does not count: there each id occurs once.
-    seen = rows.with_columns(~pl.col("hash_ids").is_first_distinct().alias("seen"))
-    hits = seen.group_by("row").agg(pl.col("seen").sum().alias("hits"))
-    per_request = ids.select("row", "input_tokens").join(hits, on="row")
-    tokens = (per_request["hits"].cast(pl.Int64) * trace.block_size).clip(
-        upper_bound=per_request["input_tokens"].cast(pl.Int64)
-    )
-    blocks, hit = rows.height, int(per_request["hits"].sum())
+    seen = ~ids["hash_ids"].explode().is_first_distinct().to_numpy()
+    ends = np.cumsum(ids["hash_ids"].list.len().to_numpy().astype(np.int64))
+    up_to = np.concatenate([[0], np.cumsum(seen)])
+    hits = np.diff(up_to[np.concatenate([[0], ends])])
+    tokens = np.minimum(hits * trace.block_size, ids["input_tokens"].to_numpy().astype(np.int64))
+    blocks, hit = len(seen), int(hits.sum())
     total = int(trace.frame["input_tokens"].cast(pl.Int64).sum())
     return Prefixes(
         block_size=trace.block_size,
@@ -179,7 +175,7 @@ def prefixes(trace: Trace) -> Prefixes | None:
         hit_blocks=hit,
         hit_block_share=hit / blocks if blocks else 0.0,
         hit_token_share=int(tokens.sum()) / total,
-        requests_with_hit=int((per_request["hits"] > 0).sum()),
+        requests_with_hit=int((hits > 0).sum()),
     )
 
 
