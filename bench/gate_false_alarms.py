@@ -12,7 +12,6 @@ service times (`service_*`), which a queue amplifies. Last line: RESULT {json}.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from _report import finish
 from headway.replay.arms import Arm
 from headway.replay.compare import compare
 from headway.replay.gate import CANNOT_TELL, FAIL, PASS, judge, parse
@@ -185,7 +185,8 @@ def main() -> None:
         "pairs": many,
         "requests": n,
     }
-    print("RESULT " + json.dumps(result))
+    detail = {"gates": GATES, "cases": table}
+    finish("gate_false_alarms", result, detail, quick=chosen.quick or chosen.requests is not None)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from _report import finish
+
 BLOCK_SIZE = 512
 BLOCKS = 20  # hash ids a request
 ENTRY = "from headway.cli.main import run; run()"
@@ -90,7 +92,8 @@ def main() -> None:
             prefix = "" if name == "csv" else f"{name}_"
             result |= {f"{prefix}seconds": round(seconds, 2), f"{prefix}peak_gib": round(peak_gib, 3)}
             path.unlink()
-    print("RESULT " + json.dumps(result))
+    result["load_average_1min"] = round(os.getloadavg()[0], 2)
+    finish("trace_inspect", result, {}, quick=rows != 1_000_000)
 
 
 if __name__ == "__main__":
