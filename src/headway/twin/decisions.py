@@ -10,9 +10,9 @@ and when. `twin/rerun.py` puts the same arrivals before the twin. Two such recor
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import json
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,9 +25,6 @@ from headway.errors import InputError
 from headway.twin.engine import Issued
 
 ACCEPTED = "accepted"
-
-#: A gap between the end of a step and the plan of the next one that is longer than this is idleness.
-_IDLE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +46,15 @@ class StepTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request as it reached the engine (`reached_s`) after it had reached the server (`arrival_s`)."""
+    """A request as it reached the engine (`reached_s`) after it had reached the server (`arrival_s`).
+
+    `seen_s` is when the engine next planned a step.
+    """
 
     number: int
     id: str
     reached_s: float
+    seen_s: float
     arrival_s: float
     due_s: float
     prompt_tokens: int
@@ -69,6 +70,7 @@ class Decisions:
     Attributes:
         verdicts: request -> `accepted` or the reason of its refusal. Without one: cut off before any.
         output: request -> output tokens it had at its end.
+        refusals: when somebody was refused, in order.
         about: what the engine said of itself when it started.
     """
 
@@ -76,6 +78,7 @@ class Decisions:
     verdicts: Mapping[int, str]
     asked: Sequence[Asked] = ()
     output: Mapping[int, int] = field(default_factory=dict)
+    refusals: Sequence[float] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def between(self, start_s: float, end_s: float, numbers: Collection[int]) -> Decisions:
@@ -233,6 +236,9 @@ def read(path: Path) -> Decisions:
     asked: dict[int, Asked] = {}
     verdicts: dict[int, str] = {}
     output: dict[int, int] = {}
+    refusals: list[float] = []
+    live: set[int] = set()
+    rested = True  # the engine had nothing to do at some time since the last step
     try:
         with path.open("rb") as file:
             for line, raw in enumerate(file, start=1):
@@ -242,14 +248,27 @@ def read(path: Path) -> Decisions:
                     if event == "started":
                         about = entry
                         steps, asked, verdicts, output = [], {}, {}, {}
+                        refusals.clear()
+                        live.clear()
                     elif event == "arrived":
                         asked[entry["r"]] = _asked(entry)
+                        live.add(entry["r"])
                     elif event == "refused":
                         verdicts[entry["r"]] = str(entry["reason"])
+                        refusals.append(float(entry["t_s"]))
+                        live.discard(entry["r"])
                     elif event == "finished":
                         output[entry["r"]] = int(entry["output_tokens"])
+                        live.discard(entry["r"])
                     elif event is None:
-                        steps.append(_step(entry))
+                        step = _step(entry)
+                        if steps and not rested:
+                            # Between the steps of a busy engine nothing can be decided, unless it refused somebody.
+                            looks = [step.planned_s, *refusals[bisect.bisect_left(refusals, steps[-1].ended_s) :]]
+                            steps[-1] = replace(steps[-1], next_s=max(min(looks), steps[-1].ended_s))
+                        steps.append(step)
+                        rested = False
+                    rested = rested or not live
                 except (KeyError, TypeError, ValueError) as error:
                     raise InputError(f"{path}:{line}: not a line of a step log with decisions: {error!r}") from None
     except OSError as error:
@@ -259,15 +278,19 @@ def read(path: Path) -> Decisions:
     for each in steps:
         for number in each.chunks:
             verdicts.setdefault(number, ACCEPTED)
-    return Decisions(steps=_joined(steps), verdicts=verdicts, asked=tuple(asked.values()), output=output, about=about)
+    looks = sorted({*(each.planned_s for each in steps), *refusals})
 
+    def seen(request: Asked) -> Asked:
+        at = bisect.bisect_left(looks, request.reached_s)
+        return replace(request, seen_s=looks[at]) if at < len(looks) else request
 
-def _joined(steps: Sequence[StepTaken]) -> tuple[StepTaken, ...]:
-    """Tell the steps of a busy engine when the next one is planned: before that nothing can be decided."""
-    following = [*(each.planned_s for each in steps[1:]), math.inf]
-    return tuple(
-        replace(each, next_s=after) if 0.0 <= after - each.ended_s <= _IDLE_S else each
-        for each, after in zip(steps, following, strict=True)
+    return Decisions(
+        steps=tuple(steps),
+        verdicts=verdicts,
+        asked=tuple(seen(request) for request in asked.values()),
+        output=output,
+        refusals=tuple(refusals),
+        about=about,
     )
 
 
@@ -312,6 +335,7 @@ def _asked(entry: Mapping[str, Any]) -> Asked:
         number=entry["r"],
         id=entry["id"],
         reached_s=entry["t_s"],
+        seen_s=entry["t_s"],
         arrival_s=entry["arrival_s"],
         due_s=entry["due_s"],
         prompt_tokens=entry["prompt_tokens"],

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -51,9 +51,17 @@ POLL_S = 0.02
 _MAX_IDLE_POLLS = 10_000
 _MOST_AHEAD = 4096
 
-#: Given (now, q, n, K, X) of a step it says when its tokens come out, when the next step is planned, and which time is
-#: learned from; None: it has its price.
-StepTimes = Callable[[float, int, int, int, float], tuple[float, float, float] | None]
+
+class StepTimes(Protocol):
+    """Measured times of steps, in place of price and noise."""
+
+    def __call__(self, now: float, q: int, n: int, K: int, X: float) -> tuple[float, float, float] | None:
+        """Return when tokens come out, when the next step is planned, what is learned from; None: it has its price."""
+        ...
+
+    def after_refusal(self, now: float) -> float | None:
+        """Return when an engine that has just refused somebody plans anew; None: at once."""
+        ...
 
 
 class Issued(NamedTuple):
@@ -167,6 +175,10 @@ class Engine:
             if not self.ledger.requests:
                 self.idle = True
                 return None
+            if self.times is not None and view is not None and self.gate.refused:
+                again = self.times.after_refusal(now)
+                if again is not None:
+                    return again
             batch, plan = Batch(), self._plan(view, now, 0.0)
             self.batcher.begin(plan, self.step + 1, batch)
             decodes = len(self.batcher.decoding) - len(batch.held)

@@ -29,6 +29,7 @@ class Gate:
     Attributes:
         inbox: requests since the last boundary, which the decisions do not know yet.
         undecided: requests that the decisions know and that have no verdict, by id.
+        refused: somebody, when the admission test was last asked.
         queued_tokens: prompt tokens without a first token, as vLLM's front end counts them.
         demand: the window of recent demand; kept only where the decisions read it.
     """
@@ -47,6 +48,7 @@ class Gate:
         self.inbox: list[Job] = []
         self.undecided: dict[str, Job] = {}
         self.queued_tokens = 0
+        self.refused = False
         self.demand = DemandWindow()
         self._config = config
         self._ledger = ledger
@@ -114,11 +116,13 @@ class Gate:
 
     def answer(self, view: EngineView) -> None:
         """Put those whose turn it is before the admission test."""
+        self.refused = False
         for answer in self._desk.ask(view, self._admission):
             (state,) = answer.requests
             job = self.undecided.pop(state.id)
             if isinstance(answer.verdict, Accept):
                 self._batcher.waiting[state.id] = job
             else:
+                self.refused = True
                 self.queued_tokens -= state.prompt_tokens
                 self._recorder.refused(job, view.now_s, answer.verdict.reason, answer.verdict.retry_after_s)

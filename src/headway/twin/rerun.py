@@ -34,9 +34,6 @@ _NEAR = 40
 #: The twin's clock follows the real one where the two steps began at most this far apart, in seconds.
 _SNAP_S = 0.1
 
-#: What arrives this shortly before a step is planned is part of that plan: an idle engine takes a moment to look.
-_LOOK_S = 0.05
-
 
 class MeasuredTimes:
     """Times of real steps for the steps of a twin (`StepTimes` of engine.py)."""
@@ -44,6 +41,7 @@ class MeasuredTimes:
     def __init__(self, real: Decisions) -> None:
         self._steps = real.steps
         self._planned = [each.planned_s for each in real.steps]
+        self._refusals = set(real.refusals)
         self.found = 0
         self.missing = 0
 
@@ -61,6 +59,16 @@ class MeasuredTimes:
             return each.ended_s, each.next_s, each.step.seconds
         late = now - each.planned_s
         return each.ended_s + late, each.next_s + late, each.step.seconds
+
+    def after_refusal(self, now: float) -> float | None:
+        """Return when the next step is planned, if the real engine refused at this very time.
+
+        It sends a refusal with an empty step and plans anew for those who stay.
+        """
+        at = bisect.bisect_left(self._planned, now)
+        if now not in self._refusals or at == len(self._planned) or not 0 < self._planned[at] - now <= _SNAP_S:
+            return None
+        return self._planned[at]
 
 
 def rerun(real: Decisions, **changes: Any) -> tuple[Decisions, pl.DataFrame]:
@@ -103,17 +111,10 @@ def rerun(real: Decisions, **changes: Any) -> tuple[Decisions, pl.DataFrame]:
 
 
 def _arrivals(real: Decisions) -> Iterator[Arrival]:
-    planned = [each.planned_s for each in real.steps]
-
-    def seen_s(asked: Asked) -> float:
-        at = bisect.bisect_left(planned, asked.reached_s)
-        soon = at < len(planned) and planned[at] - asked.reached_s <= _LOOK_S
-        return planned[at] if soon else asked.reached_s
-
-    for asked in sorted(real.asked, key=lambda each: (seen_s(each), each.number)):
+    for asked in sorted(real.asked, key=lambda each: (each.seen_s, each.number)):
         yield Arrival(
             row=asked.number,
-            time_s=seen_s(asked),
+            time_s=asked.seen_s,
             input_tokens=asked.prompt_tokens,
             output_tokens=max(1, real.output.get(asked.number) or asked.max_output_tokens),
             slo_class=asked.slo.name,
