@@ -10,6 +10,7 @@ from typing import Protocol
 from headway.core.cost import StepCost
 from headway.core.demand import DemandWindow
 from headway.core.ledger import Ledger
+from headway.core.request import RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,12 @@ class EngineView:
         return ledger.context_tokens + len(ledger.decoding) + joining
 
     @property
+    def loose(self) -> list[RequestState]:
+        """Those of `decodes` without a pace, who may skip the step, in the order in which they began to decode."""
+        ledger = self.ledger
+        return [*ledger.loose.values(), *(r for r in ledger.completing.values() if math.isinf(r.slo.pace_s))]
+
+    @property
     def slack_s(self) -> float:
         """Least slack of the decodes that can still be on time, from the end of the step in flight; inf if none.
 
@@ -72,8 +79,12 @@ class EngineView:
         return self._slack[0]
 
     def _least_due_s(self) -> float:
-        decoding = self.ledger.decoding
-        alone = self.cost.envelope(0, self.decodes, self.context_tokens, 0)
+        decoding, loose = self.ledger.decoding, self.loose
+        if len(loose) == self.decodes:
+            return math.inf
+        # Those without a pace can skip steps.
+        context = self.context_tokens - sum(r.prompt_tokens + r.output_tokens for r in loose)
+        alone = self.cost.envelope(0, self.decodes - len(loose), context, 0)
         end = self.now_s + self.residual_s
         earliest = end + alone
         least = math.inf
@@ -121,6 +132,18 @@ class StepPlan:
     victims: tuple[str, ...] = ()
     draft_length: int | None = None
     open_chunks: bool = False
+
+    def granted(self, request: RequestState, computed_tokens: int) -> int:
+        """Return the chunk of a prefill of which `computed_tokens` turn out to be computed.
+
+        More than was believed (a hit in the prefix cache): its tokens now attend to a longer context, so it gets only
+        as many as keep the step's X, and with it the step's time, as planned. It comes at least as far as planned.
+        """
+        chunk, believed = self.chunks.get(request.id, 0), request.computed_tokens
+        if computed_tokens <= believed or chunk <= 0:
+            return max(0, chunk)
+        pairs = chunk * (believed + chunk / 2)
+        return int(math.sqrt(computed_tokens**2 + 2 * pairs) - computed_tokens + 1e-9)
 
 
 class Policy(Protocol):

@@ -49,23 +49,25 @@ class Headway:
         head = [r for r in ledger.pending[: self.window] if r.target_tokens > r.computed_tokens]
         decodes = view.decodes
         base = cost.g + cost.b * decodes + cost.k * view.context_tokens
+        floor = cost.work_s(self.min_chunk, 0)
         held: list[RequestState] = []
-        if ledger.loose:
-            held = self._held(view, base)
+        paced = base  # without those that could be held
+        if math.isfinite(view.slack_s) and (loose := view.loose):
+            held = self._held(view, loose, base + floor if head else base)
             decodes -= len(held)
-            base -= sum(self._decode_s(view, r) for r in held)
+            paced -= sum([self._decode_s(view, r) for r in loose])
+            base -= sum([self._decode_s(view, r) for r in held])
         skip = frozenset(r.id for r in held)
         if not head:
             return StepPlan(token_budget=max(1, decodes), starts=(), held=skip)
         room = self._room(view, base)
-        floor = cost.work_s(self.min_chunk, 0)
         least = 0  # tokens that the first prefill gets whatever they cost
         if not decodes:
             least = self.min_chunk  # nothing else would make the step worth its while
         elif room < floor:
-            if base * view.cost.factor < ledger.pace_s and not self._starved(view, room, base):
+            if paced * view.cost.factor < ledger.pace_s and not self._starved(view, room, base):
                 room = 0.0 if room <= 0 or head[0].remaining_tokens > self.min_chunk else room
-            elif base * view.cost.factor < ledger.pace_s and view.slack_s / view.cost.factor - base >= floor:
+            elif paced * view.cost.factor < ledger.pace_s and view.slack_s / view.cost.factor - base >= floor:
                 # Only the blocking allowance is in the way: exceed it by a chunk, but never a pace.
                 chunk = cost.work_s(self.min_chunk, head[0].computed_tokens)
                 room = max(floor, min(chunk, view.slack_s / view.cost.factor - base))
@@ -115,14 +117,14 @@ class Headway:
             victims=self._victims(view, chunks, decodes),
         )
 
-    def _held(self, view: EngineView, base: float) -> list[RequestState]:
+    def _held(self, view: EngineView, loose: list[RequestState], base: float) -> list[RequestState]:
         """Decodes without a pace that skip this step, the youngest first: together they would break a pace."""
         cost = view.cost.mean
         alone = cost.seconds(0, 1, 0, 0)
         factor = max(view.cost.factor, view.cost.envelope(0, 1, 0, 0) / alone if alone > 0 else 1.0)
         excess = base - view.slack_s / factor
         held: list[RequestState] = []
-        for request in reversed(view.ledger.loose.values()):
+        for request in reversed(loose):
             if excess <= 0:
                 break
             held.append(request)

@@ -281,7 +281,7 @@ class Batcher:
             hit = len(keys) * pool.block_size if pool.caching else state.computed_tokens
             tokens = min(left, state.target_tokens - hit)
             if not plan.open_chunks:
-                tokens = min(tokens, plan.chunks.get(state.id, 0))
+                tokens = min(tokens, plan.granted(state, hit))
                 if tokens <= 0:
                     if named is None:
                         return

@@ -270,7 +270,7 @@ class Engine:
         ledger, gate = self.ledger, self.gate
         if gate.inbox:
             gate.take_in(now)
-        if not self._blind and (ledger.undecided or ledger.pending):
+        if not self._blind and (ledger.undecided or ledger.pending or self._may_hold()):
             self._tell()
         if not ledger.undecided:
             return None
@@ -340,9 +340,15 @@ class Engine:
             return False
         if self.gate.inbox or self.ledger.undecided:
             return False
+        if self._may_hold():
+            return False
         if not self.ledger.pending:
             return True
         return self._open and not self.config.async_lag and not self.batcher.preempted
+
+    def _may_hold(self) -> bool:
+        """Whether decodes without a pace may have to skip a step for those with one."""
+        return 0 < len(self.ledger.loose) < len(self.ledger.decoding) and self.policy.name == "headway"
 
     def _run_ahead(self, batch: Batch, now: float, horizon: float) -> float:
         """Execute decode-only steps up to the first that ends a request or ends at or after `horizon`.

@@ -223,11 +223,13 @@ class HeadwayScheduler(AsyncScheduler):
             return tokens
         if plan.open_chunks:
             return 0 if state.phase is Phase.UNDECIDED else tokens
+        if request.request_id in plan.held:
+            return 0
         if state.phase is Phase.DECODE:
-            return 0 if request.request_id in plan.held else tokens
+            return tokens
         if state.remaining_tokens == 0 and state.phase is Phase.PREFILL:
             return tokens  # its last chunk is in flight: this is its first decode
-        return min(tokens, max(0, plan.chunks.get(request.request_id, 0)))
+        return min(tokens, plan.granted(state, num_computed_tokens))
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
