@@ -15,9 +15,11 @@ from collections.abc import Callable
 
 import numpy as np
 import polars as pl
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
-from headway.printable import plain
+from headway.printable import plain, printable
 from headway.replay.server_metrics import in_words
 from headway.replay.stats import interval_ranks, min_n, wilson
 from headway.replay.store import Run
@@ -134,17 +136,13 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def table(run: Run) -> Table:
-    """Return the summary of a run as a Rich table: a column a class, one for all, a row a quantity."""
+def table(run: Run) -> Group:
+    """Return the summary of a run for a Rich console: a column a class, one for all, a row a quantity; words below."""
     summary = summarise(run.frame)
     parts = dict(summary["classes"])
     if len(parts) != 1:
         parts["all"] = summary["total"]
-    view = Table(
-        title=plain(run.meta.get("label") or run.path.name),
-        caption=plain(caption(run, summary)),
-        caption_justify="left",
-    )
+    view = Table(title=plain(run.meta.get("label") or run.path.name))
     view.add_column("")
     for name in parts:
         view.add_column(plain(name), justify="right")
@@ -174,7 +172,8 @@ def table(run: Run) -> Table:
         }
     for name, cell in rows.items():
         view.add_row(name, *(cell(part) for part in parts.values()))
-    return view
+    # Not the table's caption, which would be as narrow as the table.
+    return Group(view, Text(printable(caption(run, summary)), style="dim"))
 
 
 def caption(run: Run, summary: dict) -> str:
