@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from headway.errors import InputError
 from headway.replay import corpus
 from headway.replay.bodies import Bodies
-from headway.replay.prompts import Prompts, Vocabulary, find_tokenizer
+from headway.replay.prompts import Prompts, Vocabulary, find_tokenizer, vocabulary_of
+from headway.trace.tokenizer import TokenizersMissingError
 
 RANDOM = Vocabulary.of_random_ids()
 
@@ -120,3 +121,24 @@ def test_bodies_are_the_same_ahead_and_on_the_spot():
     assert (early.built_late, late.built_late) == (0, 2)
     body = json.loads(make().take(1))
     assert (len(body["prompt"]), body["max_tokens"], body["stream"]) == (6, 2, True)
+
+
+def test_without_the_library_a_found_tokenizer_is_noted_and_a_given_one_refused(tokenizer_json, monkeypatch):
+    """The package without extras replays random ids, and says why; what was asked for is not dropped in silence."""
+    root = str(tokenizer_json.parent)
+    found, note = vocabulary_of(root, prompts="text", tokenizer_json=None)
+    assert (found.has_tokenizer, note) == (True, None)
+    monkeypatch.setattr("headway.trace.tokenizer.find_spec", lambda name: None)
+    found, note = vocabulary_of(root, prompts="text", tokenizer_json=None)
+    assert not found.has_tokenizer
+    assert "extra `text` is not installed" in note
+    with pytest.raises(TokenizersMissingError, match=r"headway\[text\]"):
+        vocabulary_of(root, prompts="text", tokenizer_json=tokenizer_json)
+
+
+@pytest.mark.parametrize("root", [None, "", "no/such-model", "x" * 5000, "a\0b"])
+def test_a_root_that_leads_nowhere_is_no_error(root):
+    """Whatever a server says of its weights."""
+    found, note = vocabulary_of(root, prompts="text", tokenizer_json=None)
+    assert not found.has_tokenizer
+    assert "not found" in note

@@ -23,7 +23,7 @@ from headway.replay.bodies import Bodies
 from headway.replay.http1 import Connection, Pool
 from headway.replay.ledger import Ledger, Progress
 from headway.replay.options import ENDPOINTS, Options, check_header_values
-from headway.replay.prompts import Prompts, Vocabulary, find_tokenizer
+from headway.replay.prompts import Prompts, vocabulary_of
 from headway.replay.request import Call
 from headway.replay.schedule import Schedule
 from headway.replay.store import Run, RunWriter
@@ -204,7 +204,8 @@ class _Replay:
 
     def _prepare(self, url: str, told: server.ServerFacts) -> None:
         options, frame = self.options, self.trace.frame
-        self.vocabulary = self._vocabulary(told)
+        self.vocabulary, note = vocabulary_of(told.root, prompts=options.prompts, tokenizer_json=options.tokenizer)
+        told.notes += [note] if note else []
         self.bodies = Bodies(
             prompts=Prompts(frame, vocabulary=self.vocabulary, seed=options.seed, block_size=self.trace.block_size),
             vocabulary=self.vocabulary,
@@ -220,15 +221,6 @@ class _Replay:
         if options.api_key:
             headers["Authorization"] = f"Bearer {options.api_key}"
         self.pool = Pool(url + ENDPOINTS[options.endpoint], headers)
-
-    def _vocabulary(self, told: server.ServerFacts) -> Vocabulary:
-        if self.options.prompts == "tokens":
-            return Vocabulary.of_random_ids()
-        path = self.options.tokenizer or find_tokenizer(told.root)
-        if path is not None:
-            return Vocabulary.of_text(Path(path))
-        told.notes.append("tokenizer of the served model not found: prompts are random token ids")
-        return Vocabulary.of_random_ids()
 
     # -- sending ----------------------------------------------------------------------------------------------
 

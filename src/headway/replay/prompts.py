@@ -16,6 +16,7 @@ import polars as pl
 
 from headway.errors import InputError
 from headway.replay import corpus
+from headway.trace import tokenizer
 
 _POOL_WORDS = 40_000
 _POOL_RANDOM = 1 << 16
@@ -34,16 +35,13 @@ class Vocabulary:
 
     @classmethod
     def of_text(cls, tokenizer_json: Path) -> Vocabulary:
-        """Return the pool of text encoded by the tokenizer in that file; raises `InputError` when it can't be read."""
-        from tokenizers import Tokenizer
-
-        try:
-            tokenizer = Tokenizer.from_file(str(tokenizer_json))
-        except Exception as error:  # the library raises bare Exception
-            raise InputError(f"{tokenizer_json}: not a tokenizer.json: {error}") from error
-        ids = tokenizer.encode(corpus.text(_POOL_WORDS), add_special_tokens=False).ids
+        """Return the pool of text encoded by the tokenizer in that file; raises as `tokenizer.load`."""
+        reader = tokenizer.load(tokenizer_json)
+        ids = reader.encode(corpus.text(_POOL_WORDS), add_special_tokens=False).ids
+        if not ids:
+            raise InputError(f"{tokenizer_json}: makes no token of English text: expected the tokenizer of the model")
         digest = hashlib.sha256(tokenizer_json.read_bytes()).hexdigest()
-        return cls(np.asarray(ids), f"text, tokenizer.json sha256 {digest[:16]}", tokenizer)
+        return cls(np.asarray(ids), f"text, tokenizer.json sha256 {digest[:16]}", reader)
 
     @classmethod
     def of_random_ids(cls, low: int = _SAFE_IDS[0], high: int = _SAFE_IDS[1]) -> Vocabulary:
@@ -110,6 +108,22 @@ class Prompts:
         return self._pool[at % n]
 
 
+def vocabulary_of(root: str | None, *, prompts: str, tokenizer_json: Path | None) -> tuple[Vocabulary, str | None]:
+    """Return the vocabulary for `prompts` (`text` or `tokens`) to a model with this `root`, and what to note about it.
+
+    Text needs the model's tokenizer: the given file, which must be readable, or one found by `root`.
+    """
+    if prompts == "tokens":
+        return Vocabulary.of_random_ids(), None
+    if tokenizer_json is not None:
+        return Vocabulary.of_text(Path(tokenizer_json)), None
+    path = find_tokenizer(root)
+    if path is not None and tokenizer.available():
+        return Vocabulary.of_text(path), None
+    why = "of the served model not found" if path is None else "found, but the extra `text` is not installed"
+    return Vocabulary.of_random_ids(), f"tokenizer {why}: prompts are random token ids"
+
+
 def find_tokenizer(root: str | None) -> Path | None:
     """Return the tokenizer.json of a served model by its reported `root`: a folder, or a name in the local cache.
 
@@ -118,9 +132,9 @@ def find_tokenizer(root: str | None) -> Path | None:
     if not root:
         return None
     local = Path(root) / "tokenizer.json"
-    if local.is_file():
-        return local
     try:
+        if local.is_file():
+            return local
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(root, "tokenizer.json")

@@ -120,7 +120,10 @@ def growth(before: Snapshot, after: Snapshot) -> dict[str, dict | int]:
 def in_words(told: Mapping[str, object]) -> str:
     """Return one sentence for `growth`; empty when the server told nothing."""
     parts = []
-    for kind, value in told.items():
+    for kind in (*HISTOGRAMS, *COUNTERS):
+        value = told.get(kind)
+        if value is None:
+            continue
         if isinstance(value, Mapping):
             bound = value["p99_at_most_s"]
             tail = "above its last bucket" if bound is None else f"at most {bound:g} s"

@@ -14,6 +14,7 @@ from headway.errors import EngineError, InputError
 from headway.trace.fingerprint import Encode
 from headway.trace.proxy import proxy_app
 from headway.trace.recorder import Recorder
+from headway.trace.tokenizer import load
 
 
 async def serve(
@@ -60,10 +61,5 @@ async def serve(
 
 
 def _encoder(path: Path) -> Encode:
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise InputError(f"{path}: not a tokenizer.json: {error}") from None
+    tokenizer = load(path)
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
