@@ -12,8 +12,8 @@ from headway.errors import InputError
 from headway.policies import REGISTRY as POLICIES
 
 TOP = (
-    "admission, admission_parameters, blocking_ms, class, default_class, eps, fair_share, front_ms, patience_s, "
-    "policy, policy_parameters, tenant, tenant_reserve"
+    "admission, admission_parameters, blocking_ms, bookings, class, default_class, eps, fair_share, front_ms, "
+    "patience_s, policy, policy_parameters, tenant, tenant_reserve"
 )
 TENANT = "keys_sha256, weight"
 KEY = "0" * 64

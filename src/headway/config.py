@@ -86,6 +86,8 @@ class Config(_Strict):
     fair_share: bool = True
     #: Part of slack, KV pool and slots that a key with its share must leave to the others.
     tenant_reserve: Annotated[float, Field(ge=0, lt=1)] = 0.15
+    #: Whether room is kept for requests that were refused and told when to come back.
+    bookings: bool = True
     class_: dict[str, SloClass] = Field(default_factory=dict, alias="class")
     tenant: dict[str, Tenant] = Field(default_factory=dict)
 

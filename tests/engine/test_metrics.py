@@ -128,6 +128,7 @@ def gauges(**changes: float) -> dict[str, float]:
         "pending",
         "undecided",
         "pending_tokens",
+        "bookings",
         "tenants",
         *(f"{key}_{regime}" for key in ("exceeded", "judged", "factor", "drifting") for regime in REGIMES),
         "eps",

@@ -310,6 +310,25 @@ async def test_the_same_key_is_the_same_tenant_in_every_process(monkeypatch: pyt
     assert Tenants({}).of([(b"x-slo-class", b"chat")]) is None
 
 
+async def test_the_same_request_sent_again_is_recognised() -> None:
+    """Same key and same body: same fingerprint; another key or another body: another one. The body is not in it."""
+    told: list[RequestTag] = []
+
+    async def script(world: World, tag: RequestTag, send: Send, receive: Receive) -> None:
+        told.append(tag)
+        await stream(world, tag, send, receive)
+
+    world = World(script)
+    bodies = [b'{"prompt":"secret"}'] * 3 + [b'{"prompt":"other"}']
+    for body, key in zip(bodies, (b"1", b"1", b"2", b"1"), strict=True):
+        world.sent.clear()
+        await world.post(body, headers=[(b"authorization", b"Bearer " + key)])
+    prints = [tag.fingerprint for tag in told]
+    assert prints[0] == prints[1]
+    assert len({*prints}) == 3
+    assert "secret" not in repr(told)
+
+
 async def test_without_fair_share_nobody_is_told_apart(environment: Path) -> None:
     """`fair_share = false`: no digest is made at all."""
     path = environment.parent / "headway.toml"

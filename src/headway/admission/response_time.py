@@ -175,7 +175,10 @@ class ResponseTime:
                 behind = int(np.flatnonzero(broken)[-1]) + 1
                 detail = "it would break a promise already made to another request"
         if late > 0 or behind:
-            if not math.isfinite(bound):
+            if late > 0 and (hurt := promised[at:] & (finish[1:] > dues[at:])).any():
+                # It would have to be due behind these as well, when it comes again.
+                behind = int(np.flatnonzero(hurt)[-1]) + 1
+            if not (math.isfinite(bound) and math.isfinite(finish[behind])):
                 # Not within its target: look as far as walks go, for the bound and the time to retry.
                 finish = start + self._finish(view, request, load, math.inf, left, with_it, at)
                 bound = float(finish[0])

@@ -4,6 +4,7 @@
 look at, `StepPlan` and `Verdict` what it answers.
 """
 
+from headway.core.bookings import Bookings
 from headway.core.cost import CostCoefficients, Step, StepCost
 from headway.core.demand import DemandWindow
 from headway.core.desk import Answer, Desk
@@ -18,6 +19,7 @@ __all__ = [
     "Accept",
     "Admission",
     "Answer",
+    "Bookings",
     "CostCoefficients",
     "Defer",
     "DemandWindow",

@@ -5,6 +5,7 @@ The real engine and the twin ask through the same desk:
     asked       deferred requests whose time is up; a few of the other deferred ones, in turn; then who is new
     together    all sequences of one HTTP request (n > 1, several prompts) are accepted or refused as one
     tenants     one that has its share of a contended class is asked as if a part of the engine were taken (tenants.py)
+    bookings    who was told to come back now is asked as it is, others as if those came along (bookings.py)
     on_miss     `reject` refuses at once, `defer` asks again until the deadline, `best_effort` serves without a promise
 """
 
@@ -15,6 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from headway.core.bookings import Bookings
+from headway.core.cost import CostCoefficients
+from headway.core.demand import DemandWindow
 from headway.core.request import RequestState
 from headway.core.slo import Slo
 from headway.core.tenants import FairShares
@@ -57,16 +61,27 @@ class Desk:
     Args:
         patience_s: age at which a request served as best effort is ordered as if its deadline had come.
         shares: fair shares of the tenants; None treats all requests alike.
+        bookings: who was told to come back; None tells waits as the admission test finds them.
     """
 
-    __slots__ = ("_deferred", "_groups", "_members", "patience_s", "shares")
+    __slots__ = ("_deferred", "_groups", "_members", "bookings", "patience_s", "shares")
 
-    def __init__(self, *, patience_s: float = 60.0, shares: FairShares | None = None) -> None:
+    def __init__(
+        self, *, patience_s: float = 60.0, shares: FairShares | None = None, bookings: Bookings | None = None
+    ) -> None:
         self.patience_s = patience_s
         self.shares = shares
+        self.bookings = bookings
         self._deferred: dict[str, float] = {}  # id -> when its answer is due; the one asked last is at the end
         self._groups: dict[str, _Group] = {}
         self._members: dict[str, _Group] = {}
+
+    def arrive(self, request: RequestState, cost: CostCoefficients, now_s: float) -> None:
+        """A request reached the engine."""
+        if self.shares is not None:
+            self.shares.offered(request, cost, now_s)
+        if self.bookings is not None and request.fingerprint:
+            request.booked = self.bookings.claim(request, now_s)
 
     def join(self, request_id: str, *, group: str, size: int, now_s: float) -> None:
         """An undecided request is one of `size` that are decided together under the name `group`."""
@@ -151,12 +166,14 @@ class Desk:
             if isinstance(verdict, Defer):
                 self._deferred[ids[0]] = verdict.until_s
                 return None
+            verdict = self._book(view, states[0], verdict)
             self._refuse(view, states)
             return Answer(states, verdict)
         self._leave_all(ids)
-        if self.shares is not None:
-            for state in states:
-                self.shares.admitted(state, view.cost.mean, view.now_s)
+        for books in (self.shares, self.bookings):
+            if books is not None:
+                for state in states:
+                    books.admitted(state, view.cost.mean, view.now_s)
         known = [bound for bound in bounds if bound is not None]
         # A bound that holds for some of a group would say nothing.
         return Answer(states, Accept(bound_s=max(known) if len(known) == len(bounds) else None))
@@ -179,45 +196,51 @@ class Desk:
         return Defer(until_s=state.due_s, otherwise=verdict) if view.now_s < state.due_s else verdict
 
     def _decide(self, view: EngineView, admission: Admission, state: RequestState) -> Verdict:
-        """Ask the admission test, within the share of the request's tenant."""
-        shares, now = self.shares, view.now_s
-        if shares is None:
-            return admission.decide(view, state)
-        if shares.several(state, now):
-            if shares.has_share(state, now):
-                return self._decide_reserved(view, admission, state, shares)
+        """Ask the admission test, within the share of the tenant and beside those who were told to come back."""
+        shares, now, ledger = self.shares, view.now_s, view.ledger
+        contended = shares is not None and shares.several(state, now)
+        above = contended and shares is not None and shares.has_share(state, now)
+        if state.booked:
+            view = dataclasses.replace(view, demand=DemandWindow())  # a place was found for it: nobody goes before it
+        elif contended and not above and shares is not None:
             # What others offer above their shares does not count against it.
             view = dataclasses.replace(view, demand=shares.demand)
-        verdict = admission.decide(view, state)
-        if not isinstance(verdict, Accept) and _reason(verdict) is not Reason.NEVER_FITS:
+        asked_view, asked = view, state
+        if ledger.pending or ledger.decoding:  # an idle engine has room for everybody
+            if above and shares is not None:
+                asked_view, asked = shares.reserved(view, state)
+            if self.bookings is not None and self.bookings.open and not state.booked:
+                own = contended and not above
+                asked = self.bookings.beside(asked, view.cost.mean, now, only_own=own) or asked
+                longer = view.max_model_len + asked.prompt_tokens - state.prompt_tokens
+                asked_view = dataclasses.replace(asked_view, max_model_len=longer)
+        verdict = admission.decide(asked_view, asked)
+        if asked is not state and not isinstance(verdict, Accept):
+            reason, detail = (Reason.TENANT_SHARE, _SHARE) if above else (None, _BOOKED)
+            if _reason(verdict) is Reason.NEVER_FITS:
+                real = admission.decide(view, state)
+                if _reason(real) is Reason.NEVER_FITS or not ledger.pending:
+                    return real
+                verdict = Reject(reason=Reason.TTFT)
+            verdict = _because(verdict, reason, detail)
+        if shares is not None and not isinstance(verdict, Accept) and _reason(verdict) is not Reason.NEVER_FITS:
             shares.refused(state, now)
         return verdict
-
-    def _decide_reserved(
-        self, view: EngineView, admission: Admission, state: RequestState, shares: FairShares
-    ) -> Verdict:
-        """Ask with a part of everything taken; what only that part could have held is refused as `tenant_share`."""
-        ledger = view.ledger
-        if not (ledger.pending or ledger.decoding):
-            return admission.decide(view, state)  # an idle engine has room for everybody
-        verdict = admission.decide(*shares.reserved(view, state))
-        if isinstance(verdict, Accept):
-            return verdict
-        if _reason(verdict) is Reason.NEVER_FITS:
-            real = admission.decide(view, state)
-            if _reason(real) is Reason.NEVER_FITS or not ledger.pending:
-                return real
-            verdict = Reject(reason=Reason.TENANT_SHARE)
-        shares.refused(state, view.now_s)
-        if isinstance(verdict, Defer):
-            return Defer(until_s=verdict.until_s, otherwise=_above_share(verdict.otherwise))
-        return _above_share(verdict)
 
     def _best_effort(self, state: RequestState) -> Accept:
         """Serve it without any promise: its targets neither bind the steps nor go before promised ones."""
         state.slo = Slo(name=state.slo.name, on_miss="best_effort", weight=state.slo.weight)
         state.due_s = state.arrival_s + self.patience_s
         return Accept()
+
+    def _book(self, view: EngineView, state: RequestState, reject: Reject) -> Reject:
+        """Tell a wait behind those who were told one before."""
+        if self.bookings is None or reject.reason is Reason.NEVER_FITS:
+            return reject
+        wait = reject.retry_after_s
+        if wait is None:
+            return reject
+        return dataclasses.replace(reject, retry_after_s=self.bookings.book(state, view.cost.mean, wait, view.now_s))
 
     def _refuse(self, view: EngineView, states: Sequence[RequestState]) -> None:
         for state in states:
@@ -235,6 +258,15 @@ def _reason(verdict: Verdict) -> Reason | None:
     return verdict.reason if isinstance(verdict, Reject) else None
 
 
-def _above_share(reject: Reject) -> Reject:
-    detail = "the room that is left is kept for others"
-    return dataclasses.replace(reject, reason=Reason.TENANT_SHARE, detail=detail)
+_SHARE = "the room that is left is kept for others"
+_BOOKED = "the room that is left is kept for requests that were told to come back now"
+
+
+def _because(verdict: Verdict, reason: Reason | None, detail: str) -> Verdict:
+    """Return a refusal with another reason (None: its own) and detail."""
+    if isinstance(verdict, Defer):
+        other = _because(verdict.otherwise, reason, detail)
+        assert isinstance(other, Reject)
+        return Defer(until_s=verdict.until_s, otherwise=other)
+    assert isinstance(verdict, Reject)
+    return dataclasses.replace(verdict, reason=reason or verdict.reason, detail=detail)

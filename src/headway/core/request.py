@@ -26,10 +26,12 @@ class RequestState:
 
     __slots__ = (
         "arrival_s",
+        "booked",
         "bound_s",
         "column",
         "computed_tokens",
         "due_s",
+        "fingerprint",
         "first_token_s",
         "id",
         "last_token_s",
@@ -63,6 +65,7 @@ class RequestState:
         patience_s: float = 60.0,
         refusable: bool = True,
         tenant: str = "",
+        fingerprint: str = "",
     ) -> None:
         self.id = id
         self.seq = seq
@@ -78,6 +81,8 @@ class RequestState:
         self.last_token_s: float | None = None
         self.refusable = refusable  # whether a refusal would leave as a clean answer
         self.tenant = tenant  # who shares its class; "" when nobody said
+        self.fingerprint = fingerprint  # the same when the same request comes again; "" when nobody said
+        self.booked = False  # it was refused before, told to come back now, and did
         self.phase = Phase.UNDECIDED
         self.preemptions = 0
         self.promised = False

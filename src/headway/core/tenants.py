@@ -104,7 +104,7 @@ class FairShares:
                 del cls.tenants[min(cls.tenants, key=lambda name: cls.tenants[name].seen_s)]
             tenant = cls.tenants[request.tenant] = _Tenant()
         scale, prefill_s = self._scale(cls, now_s), cost.work_s(request.remaining_tokens, request.computed_tokens)
-        tenant.offered += scale * _work_s(request, cost)
+        tenant.offered += scale * engine_s(request, cost)
         tenant.requests += scale
         tenant.prefill += scale * prefill_s
         tenant.seen_s = now_s
@@ -116,7 +116,7 @@ class FairShares:
         """A request of the class was accepted."""
         cls = self._classes.get(request.slo.name)
         if cls is not None and request.tenant in cls.tenants:
-            cls.tenants[request.tenant].admitted += _work_s(request, cost) * self._scale(cls, now_s)
+            cls.tenants[request.tenant].admitted += engine_s(request, cost) * self._scale(cls, now_s)
 
     def refused(self, request: RequestState, now_s: float) -> None:
         """The class could not take a request: it is contended."""
@@ -220,6 +220,6 @@ class FairShares:
             del cls.tenants[name]
 
 
-def _work_s(request: RequestState, cost: CostCoefficients) -> float:
-    """Seconds of engine time of a request: its prefill, and a decode for each token that it may produce."""
+def engine_s(request: RequestState, cost: CostCoefficients) -> float:
+    """Return the seconds of engine time of a request: its prefill, and a decode for each token that it may produce."""
     return cost.work_s(request.remaining_tokens, request.computed_tokens) + cost.b * request.max_output_tokens

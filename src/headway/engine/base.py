@@ -48,6 +48,7 @@ class RequestTag:
     arrival_unix_s: float | None = None  # when the server got the request, before tokenisation
     explicit_max_tokens: bool = True
     tenant: str | None = None  # whose share of the class it is (a name or a digest, never an API key)
+    fingerprint: str | None = None  # the same when a client sends the same request again
     front_ms: float | None = None  # measured time from the engine to the socket
 
     def __post_init__(self) -> None:
@@ -58,7 +59,10 @@ class RequestTag:
             and _whole(self.size)
             and 1 <= self.size <= MAX_GROUP
             and (self.slo_class is None or isinstance(self.slo_class, str))
-            and (self.tenant is None or (isinstance(self.tenant, str) and len(self.tenant) <= 80))
+            and all(
+                value is None or (isinstance(value, str) and len(value) <= 80)
+                for value in (self.tenant, self.fingerprint)
+            )
             and isinstance(self.explicit_max_tokens, bool)
             and all(_within(getattr(self, key), limit) and getattr(self, key) != 0 for key, limit in limits.items())
             and _within(self.front_ms, 60_000.0)

@@ -16,6 +16,7 @@ from headway.config import FRONT_MS, Config
 from headway.core import (
     Accept,
     Answer,
+    Bookings,
     DemandWindow,
     Desk,
     EngineView,
@@ -51,7 +52,7 @@ class Driver:
         self.ledger = Ledger()
         weights = {name: tenant.weight for name, tenant in config.tenant.items()}
         shares = FairShares(weights, reserve=config.tenant_reserve) if config.fair_share else None
-        self.desk = Desk(patience_s=config.patience_s, shares=shares)
+        self.desk = Desk(patience_s=config.patience_s, shares=shares, bookings=Bookings() if config.bookings else None)
         self.demand = DemandWindow()
         self.cost = cost or StepCost(eps=config.eps)
         self.recorder = recorder or StepRecorder()
@@ -110,6 +111,7 @@ class Driver:
             patience_s=self.config.patience_s,
             refusable=refusable,
             tenant=tag.tenant or "",
+            fingerprint=tag.fingerprint or "",
         )
         self._seq += 1
         self.ledger.arrive(state)
@@ -120,8 +122,7 @@ class Driver:
             self._ttfts[slo.ttft_s] = self._ttfts.get(slo.ttft_s, 0) + 1
         work = self.cost.mean.work_s(state.remaining_tokens, state.computed_tokens)
         self.demand.add(now_s, work_s=work, weight=slo.weight, ttft_s=slo.ttft_s)
-        if self.desk.shares is not None:
-            self.desk.shares.offered(state, self.cost.mean, now_s)
+        self.desk.arrive(state, self.cost.mean, now_s)
         if tag.size > 1:
             self.desk.join(request_id, group=tag.group, size=tag.size, now_s=now_s)
 
@@ -237,6 +238,7 @@ class Driver:
             "pending": len(ledger.pending),
             "undecided": len(ledger.undecided),
             "pending_tokens": float(remaining.sum()),
+            "bookings": self.desk.bookings.open if self.desk.bookings is not None else 0,
             "tenants": self.desk.shares.known if self.desk.shares is not None else 0,
             **self._envelopes(),
             "eps": cost.eps,

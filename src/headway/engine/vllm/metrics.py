@@ -67,6 +67,7 @@ class Metrics:
                 ("pending", "queue_length", "Accepted requests whose prompt is not computed"),
                 ("undecided", "undecided_requests", "Requests without a verdict"),
                 ("pending_tokens", "queue_tokens", "Prompt tokens still to compute of accepted requests"),
+                ("bookings", "bookings", "Refused requests that were told when to come back and may still do"),
                 ("tenants", "tenants", "API keys that are told apart, each class counted apart"),
                 ("token_budget", "token_budget", "Token budget of the last step"),
                 ("eps", "step_envelope_eps", "Share of steps that may exceed the envelope"),

@@ -70,7 +70,7 @@ class SloMiddleware:
     ) -> None:
         self.app = app
         self.config = config_from_environment()
-        self._tenants = Tenants(self.config.tenant) if self.config.fair_share else None
+        self._tenants = Tenants(self.config.tenant)
         self.metrics = Metrics.claim(registry)
         self.events = EventLog(os.environ.get(ENV_EVENT_LOG)) if self.metrics is not None else None
         self._open: dict[str, _Exchange] = {}
@@ -107,20 +107,25 @@ class SloMiddleware:
         tag = RequestTag(
             group=uuid.uuid4().hex,
             arrival_unix_s=arrived,
-            tenant=None if self._tenants is None else self._tenants.of(scope["headers"]),
+            tenant=self._tenants.of(scope["headers"]) if self.config.fair_share else None,
             front_ms=None if front is None else min(1e3 * front, MAX_FRONT_MS),
             **slo,  # type: ignore[arg-type]
         )
         if len(body) > LOOP_BYTES:
-            body = await asyncio.to_thread(tag_body, body, tag)
+            body = await asyncio.to_thread(self._tagged, body, tag)
         else:
-            body = tag_body(body, tag)
+            body = self._tagged(body, tag)
         exchange = _Exchange(send, arrived, self._front)
         self._open[tag.group] = exchange
         try:
             await self.app(_with_length(scope, len(body)), _replay(body, receive), exchange.send)
         finally:
             self._open.pop(tag.group, None)
+
+    def _tagged(self, body: bytes, tag: RequestTag) -> bytes:
+        if self.config.bookings:
+            tag = dataclasses.replace(tag, fingerprint=self._tenants.fingerprint(tag.tenant, body))
+        return tag_body(body, tag)
 
     def deliver(self, message: dict[str, Any]) -> None:
         """Take one message of the engine (called from vLLM's output loop, in this process)."""

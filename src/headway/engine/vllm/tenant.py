@@ -1,7 +1,9 @@
-"""Whose request it is: a name that headway.toml gives to an API key, or a digest of the key that nobody can reverse.
+"""Whose request it is, and whether it is one that came before, without anybody's secret.
 
-The key itself never leaves this module: the digest is keyed with a salt that `headway serve` draws at each start and
-shares with all API processes through the environment, so digests of two starts cannot be matched either.
+A tenant is a name that headway.toml gives to an API key, or a digest of the key; the key itself never leaves this
+module. A request that is sent again has the digest that it had. Both digests are keyed with a salt that `headway serve`
+draws at each start and shares with all API processes through the environment, so they cannot be reversed by guessing
+nor matched between two starts.
 """
 
 from __future__ import annotations
@@ -38,3 +40,9 @@ class Tenants:
         key = rest.strip() if scheme.lower() == b"bearer" else value.strip()
         name = self._names.get(hashlib.sha256(key).hexdigest()) if self._names else None
         return name or KEY_PREFIX + hashlib.blake2b(key, key=self._salt, digest_size=DIGEST_BYTES).hexdigest()
+
+    def fingerprint(self, tenant: str | None, body: bytes) -> str:
+        """Return what is the same when a tenant sends the same body again."""
+        digest = hashlib.blake2b((tenant or "").encode() + b"\0", key=self._salt, digest_size=12)
+        digest.update(body)
+        return digest.hexdigest()
