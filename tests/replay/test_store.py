@@ -105,6 +105,7 @@ def test_a_run_is_never_overwritten(tmp_path):
         ({}, "no run.json"),
         ({"run.json": "{"}, "not JSON"),
         ({"run.json": "[]"}, "expected the JSON object of a run"),
+        ({"run.json": '{"clock": null}'}, "clock = None: expected an object"),
         ({"run.json": "{}"}, "neither"),
         ({"run.json": "{}", "requests.jsonl.part": '{"index":0}\n'}, "without one of the statuses"),
         ({"run.json": "{}", "requests.jsonl.part": '{"index":0,"status":"ok"}\n'}, "without scheduled_s"),

@@ -91,6 +91,9 @@ def load(path: Path) -> Run:
         raise InputError(f"{path / META}: not JSON: {error}") from error
     if not isinstance(meta, dict):
         raise InputError(f"{path / META}: {meta!r:.80}: expected the JSON object of a run")
+    for key in ("client", "clock", "load", "machine", "server", "targets", "trace"):
+        if not isinstance(meta.get(key, {}), dict):
+            raise InputError.at(path / META, None, key, meta[key], "an object")
     try:
         frame = pl.read_parquet(path / TABLE) if (path / TABLE).exists() else read_part(path / PART)
         # A run of an older version may lack columns added since.
