@@ -64,10 +64,16 @@ def loads(draw: st.DrawFn) -> tuple[CostCoefficients, list[Arrival]]:
 
 
 def run(
-    cost: CostCoefficients, arrivals: list[Arrival], *, method: str = "walk", policy: str = "headway", **more: object
+    cost: CostCoefficients,
+    arrivals: list[Arrival],
+    *,
+    method: str = "walk",
+    policy: str = "headway",
+    skip: bool = False,
+    **more: object,
 ) -> list[Outcome]:
     """Serve the load under the strict test without foresight and without jumps."""
-    parameters = {"jump": False} if policy == "headway" else {}
+    parameters = {"jump": False, "skip": skip} if policy == "headway" else {}
     loop = Loop(
         coefficients=cost,
         policy=create_policy(policy, **parameters),
@@ -86,16 +92,17 @@ engines = {
     "blocking_s": st.sampled_from([0.05, 0.25, 1.0]),
     "max_step_tokens": st.sampled_from([20, 150, 2048]),
     "method": st.sampled_from(["walk", "walk", "closed"]),
+    "skip": st.booleans(),
 }
 
 
 @settings(max_examples=150, deadline=None)
 @given(load=loads(), **engines)
 def test_no_accepted_request_misses_a_target(
-    load: tuple[CostCoefficients, list[Arrival]], blocking_s: float, max_step_tokens: int, method: str
+    load: tuple[CostCoefficients, list[Arrival]], blocking_s: float, max_step_tokens: int, method: str, skip: bool
 ) -> None:
     """First tokens by their deadline, streams at their pace: whatever arrives, on an engine of exact cost."""
-    outcomes = run(*load, method=method, blocking_s=blocking_s, max_step_tokens=max_step_tokens)
+    outcomes = run(*load, method=method, skip=skip, blocking_s=blocking_s, max_step_tokens=max_step_tokens)
     assert broken(outcomes) == []
     assert all(o.bound_s is not None and o.bound_s <= o.due_s for o in outcomes if o.verdict == "accept")
 
@@ -103,12 +110,17 @@ def test_no_accepted_request_misses_a_target(
 @settings(max_examples=100, deadline=None)
 @given(load=loads(), seed=st.integers(0, 10_000), **engines)
 def test_the_guarantee_holds_for_every_course_under_the_envelope(
-    load: tuple[CostCoefficients, list[Arrival]], seed: int, blocking_s: float, max_step_tokens: int, method: str
+    load: tuple[CostCoefficients, list[Arrival]],
+    seed: int,
+    blocking_s: float,
+    max_step_tokens: int,
+    method: str,
+    skip: bool,
 ) -> None:
     """Steps may take anything up to 1.3 times their mean, as an envelope of that factor says."""
     rng = random.Random(seed)
     ratios = [rng.uniform(0.3, 1.3) for _ in range(37)]
-    more = {"blocking_s": blocking_s, "max_step_tokens": max_step_tokens}
+    more = {"blocking_s": blocking_s, "max_step_tokens": max_step_tokens, "skip": skip}
     assert broken(run(*load, method=method, factor=1.3, ratios=ratios, **more)) == []
 
 

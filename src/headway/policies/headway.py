@@ -30,11 +30,21 @@ class Headway:
             what these leave.
         jump: let shorter prompts go ahead where no deadline is lost.
         jump_margin: a jump may cost at most 1 / jump_margin of the least slack that it passes by.
+        skip: let decodes that are a step and the tightest pace ahead of their due skip steps that prefills can fill:
+            a stream of twice the tightest pace then runs in every second step. Only with synchronous scheduling.
     """
 
     name = "headway"
 
-    def __init__(self, *, min_chunk: int = 16, window: int = 48, jump: bool = True, jump_margin: float = 4.0) -> None:
+    def __init__(
+        self,
+        *,
+        min_chunk: int = 16,
+        window: int = 48,
+        jump: bool = True,
+        jump_margin: float = 4.0,
+        skip: bool = False,
+    ) -> None:
         for key, value in (("min_chunk", min_chunk), ("window", window), ("jump_margin", jump_margin)):
             if value < 1:
                 raise ValueError(f"{key} = {value!r}: expected at least 1")
@@ -42,6 +52,7 @@ class Headway:
         self.window = window
         self.jump = jump
         self.jump_margin = jump_margin
+        self.skip = skip
 
     def plan(self, view: EngineView) -> StepPlan:
         """Return the plan of the next step."""
@@ -57,6 +68,11 @@ class Headway:
             decodes -= len(held)
             paced -= sum([self._decode_s(view, r) for r in loose])
             base -= sum([self._decode_s(view, r) for r in held])
+        if self.skip and head and not view.residual_s:
+            ahead = self._ahead(view, head, self._room(view, base))
+            held += ahead
+            decodes -= len(ahead)
+            base -= sum([self._decode_s(view, r) for r in ahead])
         skip = frozenset(r.id for r in held)
         if not head:
             return StepPlan(token_budget=max(1, decodes), starts=(), held=skip)
@@ -130,6 +146,15 @@ class Headway:
             held.append(request)
             excess -= self._decode_s(view, request)
         return held
+
+    @staticmethod
+    def _ahead(view: EngineView, head: list[RequestState], room: float) -> list[RequestState]:
+        """Decodes with a pace that can skip a full step and still leave the next one the tightest pace."""
+        cost, ledger = view.cost.mean, view.ledger
+        if sum([cost.work_s(r.target_tokens - r.computed_tokens, r.computed_tokens) for r in head]) <= room:
+            return []
+        after = view.now_s + min(view.blocking_s, view.slack_s) + ledger.pace_s
+        return [r for r in ledger.decoding.values() if after <= r.next_due_s < math.inf]
 
     @staticmethod
     def _decode_s(view: EngineView, request: RequestState) -> float:
