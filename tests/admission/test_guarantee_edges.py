@@ -65,7 +65,7 @@ def test_a_stream_that_joins_behind_the_step_in_flight_keeps_its_pace() -> None:
     The next step was sized by the blocking allowance and filled with the document: a gap of 250 ms under a pace of 40.
     """
     slos = {"chat": Slo(ttft_s=1.0, tbt_s=0.04), "document": Slo(ttft_s=5.0, tbt_s=0.3)}
-    found = at_envelope(trace([(0.0, 300, 6, "chat"), (0.0, 3000, 4, "document")]), scenario(slos, async_lag=True))
+    found = at_envelope(trace([(0.0, 300, 6, "chat"), (0.0, 3900, 4, "document")]), scenario(slos, async_lag=True))
     assert (found.accepted, found.missed) == (2, 0)
 
 
