@@ -59,7 +59,7 @@ def list_runs(
         return
     view = Table(caption=f"{len(lines)} runs in {plain(root)}; attained = share of all offered requests")
     for name in ("run", "label", "state", "valid", "trace", "n", "attained", "goodput req/s"):
-        view.add_column(name)
+        view.add_column(name, overflow="fold")  # a path cut short names no run
     for line in lines:
         share, goodput = line["attainment"], line["goodput_req_s"]
         view.add_row(
