@@ -30,8 +30,8 @@ class Headway:
             what these leave.
         jump: let shorter prompts go ahead where no deadline is lost.
         jump_margin: a jump may cost at most 1 / jump_margin of the least slack that it passes by.
-        skip: let decodes that are a step and the tightest pace ahead of their due skip steps that prefills can fill:
-            a stream of twice the tightest pace then runs in every second step. Only with synchronous scheduling.
+        skip: let decodes that are a step and the tightest pace of a decode ahead of their due skip steps that prefills
+            can fill: a stream of twice that pace then runs in every second step. Only with synchronous scheduling.
     """
 
     name = "headway"
@@ -149,11 +149,12 @@ class Headway:
 
     @staticmethod
     def _ahead(view: EngineView, head: list[RequestState], room: float) -> list[RequestState]:
-        """Decodes with a pace that can skip a full step and still leave the next one the tightest pace."""
+        """Decodes with a pace that can skip a full step and still leave the next one the tightest pace of a decode."""
         cost, ledger = view.cost.mean, view.ledger
         if sum([cost.work_s(r.target_tokens - r.computed_tokens, r.computed_tokens) for r in head]) <= room:
             return []
-        after = view.now_s + min(view.blocking_s, view.slack_s) + ledger.pace_s
+        tightest = min([r.slo.pace_s for r in ledger.decoding.values()], default=math.inf)
+        after = view.now_s + min(view.blocking_s, view.slack_s) + tightest
         return [r for r in ledger.decoding.values() if after <= r.next_due_s < math.inf]
 
     @staticmethod
