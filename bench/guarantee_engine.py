@@ -6,7 +6,7 @@ Every miss is explained from the server's step log (_misses.py). Runs whose clie
 still invalid then is counted all the same, and `invalid_runs` says so.
 
 The rivals admit without looking at deadlines and serve in vLLM's order with the token budget that an expert sets from
-the TPOT target: `queue_depth`, `queued_tokens`, and `token_bucket` whose rate is the volume that the strict setting
+the TPOT target (less a third for decodes): `queue_depth`, `queued_tokens`, and `token_bucket` whose rate is the volume that the strict setting
 accepted. Each takes the limit (bucket: burst) of a sweep at 2x on other requests, by goodput.
 """
 
@@ -123,8 +123,7 @@ def main() -> None:
             arena.stop(base)
         say(f"capacity: {capacity:.2f} requests/s")
         log["capacity_req_s"] = capacity
-        budget = expert(arena.metrics(ours), WORKLOAD).extra
-        budget = (*budget[:2], *budget[4:])  # the queue limit is the admission test's
+        budget = token_budget(expert(arena.metrics(ours), WORKLOAD).extra)
 
         def run(systems: list[System], loads: tuple[float, ...], numbers: Any, seconds: float) -> list[Cell]:
             return duel(
@@ -183,6 +182,15 @@ def main() -> None:
         "wall_s": round(time.monotonic() - started),
     }
     finish("guarantee_engine", result, log, quick=args.quick)
+
+
+def token_budget(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the expert's flags with two thirds of the budget, which leaves room for the decodes of a step.
+
+    With the whole of it nearly every accepted request missed its TPOT. The queue limit is the admission test's.
+    """
+    tokens = str(max(16, int(flags[1]) * 2 // 3 // 16 * 16))
+    return ("--max-num-batched-tokens", tokens, "--max-num-seqs", tokens)
 
 
 def best(
