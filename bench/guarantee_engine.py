@@ -6,8 +6,8 @@ Every miss is explained from the server's step log (_misses.py). Runs whose clie
 still invalid then is counted all the same, and `invalid_runs` says so.
 
 The rivals admit without looking at deadlines and serve in vLLM's order with the token budget that an expert sets from
-the TPOT target (less a third for decodes): `queue_depth`, `queued_tokens`, and `token_bucket` whose rate is the volume that the strict setting
-accepted. Each takes the limit (bucket: burst) of a sweep at 2x on other requests, by goodput.
+the TPOT target (less a third for decodes): `queue_depth`, `queued_tokens`, and `token_bucket` whose rate is the volume
+that the strict setting accepted. Each takes the limit (bucket: burst) of a sweep at 2x on other requests, by goodput.
 """
 
 from __future__ import annotations
