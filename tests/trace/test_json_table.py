@@ -43,7 +43,7 @@ def outcome(read: Any) -> pl.DataFrame | str:
         return str(error)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(_good, _good, _good, _odd), min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_both_ways_agree(tmp_path: Path, rows: list[dict[str, Any]], tight: bool, header: bool) -> None:
     """Rows of every kind, good and odd, with and without a header, in either spelling of JSON."""
