@@ -146,7 +146,7 @@ def test_the_table_says_what_it_counts(tmp_path):
     text = " ".join(console.export_text().split())
     for part in (
         "nearest rank over the 1 requests", "0.0 %", "would read 100.0 %", "INVALID: client late", "random ids",
-        "0.1 / 70.0 / 70.0 ms", "counted from the send │ 0.050 / 0.050 / 0.050",
+        "0.1 / 70.0 / 70.0 ms", "from the send, s │ 0.050 / 0.050 / 0.050",
     ):  # fmt: skip
         assert part in text
 

@@ -82,6 +82,7 @@ def compare(
 
 
 def _noise(texts: list[str], path: Path, names: list[str], json_: bool, allow_invalid: bool) -> None:
+    from headway.printable import wide_console
     from headway.replay import arms, noise, verdicts
 
     runs = [run for text in texts for run in arms.load_arm(text, allow_invalid=allow_invalid).runs]
@@ -90,7 +91,7 @@ def _noise(texts: list[str], path: Path, names: list[str], json_: bool, allow_in
     if json_:
         typer.echo(path.read_text(), nl=False)
         return
-    _console().print(verdicts.noise_table(floor))
+    wide_console(160).print(verdicts.noise_table(floor))
     typer.echo(f"Written to {path}.")
 
 
@@ -127,6 +128,7 @@ def _compare(
 
 
 def _print(results: list, outcomes: list, json_: bool, markdown: bool) -> None:
+    from headway.printable import wide_console
     from headway.replay import verdicts
 
     if json_:
@@ -137,18 +139,10 @@ def _print(results: list, outcomes: list, json_: bool, markdown: bool) -> None:
     if markdown:
         typer.echo(verdicts.markdown(results, outcomes))
         return
-    console = _console()
+    console = wide_console(160)
     for comparison in results:
         for table in verdicts.tables(comparison):
             console.print(table)
             console.print()
     for outcome in outcomes:
         typer.echo(verdicts.gate_line(outcome))
-
-
-def _console() -> object:
-    from rich.console import Console
-
-    console = Console()
-    # A log file has no width of its own; 80 columns would break every cell.
-    return console if console.is_terminal else Console(width=160)

@@ -84,6 +84,7 @@ def command(
 
     from rich.console import Console
 
+    from headway.printable import wide_console
     from headway.replay.client import replay
     from headway.replay.summary import summarise, table
     from headway.replay.targets import parse_slo
@@ -118,7 +119,7 @@ def command(
     if as_json:
         typer.echo(json.dumps({"run": str(run.path), "meta": run.meta, "summary": summarise(run.frame)}, indent=2))
     else:
-        Console().print(table(run))
+        wide_console().print(table(run))
     console.print(f"run kept in {run.path}", highlight=False)
     if run.meta["state"] == "interrupted":
         raise typer.Exit(INTERRUPTED)

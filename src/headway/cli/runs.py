@@ -21,11 +21,10 @@ def list_runs(
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line."),
 ) -> None:
     """List the runs in a folder, oldest first."""
-    from rich.console import Console
     from rich.table import Table
 
     from headway.errors import InputError
-    from headway.printable import plain
+    from headway.printable import plain, wide_console
     from headway.replay import store
     from headway.replay.summary import summarise
 
@@ -72,7 +71,7 @@ def list_runs(
             "-" if share is None else f"{share * 100:.1f} %",
             "-" if goodput is None else f"{goodput:.2f}",
         )
-    Console().print(view)
+    wide_console().print(view)
 
 
 def show(
@@ -80,9 +79,7 @@ def show(
     as_json: bool = typer.Option(False, "--json", help="Summary and run.json as one JSON object."),
 ) -> None:
     """Show one run: its table and how it was made."""
-    from rich.console import Console
-
-    from headway.printable import plain
+    from headway.printable import plain, wide_console
     from headway.replay import store
     from headway.replay.summary import summarise, table
 
@@ -90,7 +87,7 @@ def show(
     if as_json:
         typer.echo(json.dumps({"meta": run.meta, "summary": summarise(run.frame)}, indent=2))
         return
-    console = Console()
+    console = wide_console()
     console.print(table(run))
     trace, server = run.meta.get("trace", {}), run.meta.get("server", {})
     words = (

@@ -157,7 +157,7 @@ def table(run: Run) -> Group:
         "cut off": lambda part: str(part["cut_off"]),
         "missed of accepted": lambda part: f"{part['missed']} of {part['accepted']}",
         "TTFT P50 / P90 / P99, s": lambda part: _triple(part["ttft"], 1, 3),
-        "  counted from the send": lambda part: _triple(part["service_ttft"], 1, 3),
+        "  from the send, s": lambda part: _triple(part["service_ttft"], 1, 3),
         "TPOT P50 / P90 / P99, ms": lambda part: _triple(part["tpot"], 1e3, 1),
         "TBT P50 / P90 / P99, ms": lambda part: _triple(part["tbt"], 1e3, 1),
     }
