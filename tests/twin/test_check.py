@@ -1,0 +1,136 @@
+"""`headway check`: certificates, counter-examples, and the courses of service times that it tries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from headway.cli.main import build
+from headway.errors import InputError
+from headway.replay.targets import Targets
+from headway.trace.synthetic import demo_trace
+from headway.twin import Scenario, find_profile
+from headway.twin.check import LOW, Certificate, check, patterns
+from headway.twin.patterns import Course, Edited, Scripted, alternating, constant, spells, uniform
+
+BARE = Scenario(profile=find_profile("cpu-smollm2"))
+TARGETS = {"chat": Targets(ttft_s=1.0, tpot_s=0.12), "document": Targets(ttft_s=6.0, tpot_s=0.12)}
+
+
+def certificate(*, seeds: int = 1, searches: int = 2, **settings: object) -> Certificate:
+    """Check 40 requests at twice what the profile can serve."""
+    scenario = Scenario(profile=find_profile("cpu-smollm2"), targets=TARGETS, settings=settings)  # type: ignore[arg-type]
+    return check(demo_trace(rate=6.0, seed=1, n=40), scenario, seeds=seeds, searches=searches)
+
+
+@pytest.mark.parametrize(
+    "course",
+    [constant(1.2), alternating(0.5, 1.2, 3), uniform(0.3, 1.2, 5), spells(0.3, 1.2, 5), Edited(constant(1.0))],
+)
+def test_a_course_is_one_stream_however_it_is_read(course: Course) -> None:
+    """One by one, many at once, from anywhere: the factor of a step is its own, and lies under the envelope."""
+    whole = course(0, 10_000)
+    assert whole.min() >= 0.3
+    assert whole.max() <= 1.2
+    assert np.array_equal(course(5_000, 300), whole[5_000:5_300])
+    stream = Scripted(course)
+    read: list[float] = []
+    while len(read) < 9_000:
+        read += [stream.next() for _ in range(7)]
+        read += stream.peek(1_000)[:500].tolist()
+        stream.skip(500)
+    assert read == whole[: len(read)].tolist()
+
+
+def test_edited_steps_differ_and_the_rest_does_not() -> None:
+    """The search changes stretches; later changes win."""
+    course = Edited(constant(1.0)).change(10, 5, 1.2).change(12, 1, 0.5)
+    assert course(9, 8).tolist() == [1.0, 1.2, 1.2, 0.5, 1.2, 1.2, 1.0, 1.0]
+
+
+def test_a_certificate_says_what_was_tried() -> None:
+    """No promise is broken under the strict settings; every pattern has its row, and it all is JSON."""
+    found = certificate()
+    assert found.holds
+    assert [each.pattern for each in found.attempts][:7] == [name for name, _ in patterns(1.15, 1, 0)]
+    assert len(found.attempts) == 7 + 2
+    for each in found.attempts:
+        assert each.accepted + each.unpromised + each.refused == each.offered == 40
+        assert each.missed == 0
+    assert found.attempts[2].accepted > found.attempts[0].accepted  # steps at a quarter of their mean leave more room
+    data = json.loads(json.dumps(found.as_dict()))
+    assert data["counter_example"] is None
+    assert data["accepted"] == sum(each.accepted for each in found.attempts)
+    assert len(data["trace"]["sha256"]) == 64
+    assert data["assumptions_dropped"] == []
+    assert data["settings"]["admission.strict"] is True
+
+
+def test_same_input_same_certificate() -> None:
+    """Courses and search are drawn from the seed."""
+    assert certificate().as_dict() == certificate().as_dict()
+
+
+def test_a_counter_example_has_the_schedule_that_led_to_it() -> None:
+    """Without an admission test requests are late: the check stops and shows the steps of the latest one's life."""
+    found = certificate(admission="admit_all")
+    assert not found.holds
+    assert len(found.attempts) == 1
+    assert found.counter is not None
+    request, schedule = found.counter["request"], found.counter["schedule"]
+    assert found.counter["late_s"] > 0
+    assert schedule[0]["end_s"] > request["scheduled_s"]
+    assert sum(step["chunks"].get(str(request["index"]), 0) for step in schedule) == request["prompt_tokens"]
+    assert all(step["times_mean"] == pytest.approx(1.15) for step in schedule)
+    assert [text[:2] for text in found.dropped] == ["A6"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "dropped"),
+    [
+        ({"policy.jump": True}, ["A5"]),
+        ({"admission.strict": False}, ["A6"]),
+        ({"learn": True}, ["A2"]),
+        ({"policy": "edf"}, ["A5"]),
+        ({"admission.min_chunk": 8}, ["A5"]),
+        ({"admission.foresight": 1.0, "kv_blocks": 100}, []),
+    ],
+)
+def test_settings_that_drop_an_assumption_are_named(settings: dict[str, object], dropped: list[str]) -> None:
+    """What the proof rests on and the settings give up is part of the certificate."""
+    assert [text[:2] for text in certificate(seeds=0, searches=0, **settings).dropped] == dropped
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda: certificate(noise=False), "noise"),
+        (lambda: certificate(grace_s=3), "grace_s"),
+        (lambda: check(demo_trace(rate=1, seed=0, n=3), BARE), "no class has a TTFT"),
+    ],
+)
+def test_what_makes_no_sense_is_an_error(run: Callable[[], object], message: str) -> None:
+    """The service times are the check's own, runs go to the end, and something must be promised."""
+    with pytest.raises(InputError, match=message):
+        run()
+
+
+@pytest.mark.parametrize(("settings", "code"), [([], 0), (["--set", "admission=admit_all"], 1)])
+def test_the_command_prints_and_fails(settings: list[str], code: int) -> None:
+    """Exit 0 with a certificate, exit 1 with a counter-example; --json holds the same."""
+    words = ["check", "demo", "--rate", "6", "--limit", "30", "--slo", "chat:ttft=1,tpot=0.12", "--seeds", "0"]
+    words += ["--slo", "document:ttft=6,tpot=0.12", "--searches", "1", *settings]
+    plain = CliRunner().invoke(build(words), words)
+    assert plain.exit_code == code, plain.output
+    assert ("COUNTER-EXAMPLE" in plain.output) is bool(code)
+    assert ("no promise was broken" in plain.output) is not bool(code)
+    assert "every step at its envelope" in plain.output
+    words.append("--json")
+    told = CliRunner().invoke(build(words), words)
+    assert told.exit_code == code
+    assert json.loads(told.stdout)["holds"] is not bool(code)
+    assert f"{LOW:g}" in plain.output or code
