@@ -1,0 +1,155 @@
+"""The desk: who is asked at a boundary, in which order, and what the rule of a class makes of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from _build import request, view
+from headway.core import Accept, Answer, Defer, Desk, Ledger, Reason, Reject, RequestState, Slo
+from headway.core.desk import GROUP_LATE_S, GROUP_WAIT_S, RETRIES_PER_STEP
+from headway.core.verdict import Verdict
+from headway.core.view import EngineView
+
+FULL = Reject(reason=Reason.TTFT)
+
+
+class Script:
+    """An admission test that answers by a function and remembers whom it was asked about."""
+
+    name = "script"
+
+    def __init__(self, answer: Callable[[EngineView, RequestState], Verdict]) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def decide(self, view: EngineView, request: RequestState) -> Verdict:
+        """Return the scripted verdict."""
+        self.asked.append(request.id)
+        return self.answer(view, request)
+
+
+def arrived(*on_miss: str) -> tuple[Ledger, list[RequestState]]:
+    """Return a ledger with an undecided request, due in 1 s, for each rule."""
+    ledger, found = Ledger(), []
+    for seq, rule in enumerate(on_miss):
+        one = request(seq)
+        one.slo = Slo(name="default", ttft_s=1.0, on_miss=rule)  # type: ignore[arg-type]
+        ledger.arrive(one)
+        found.append(one)
+    return ledger, found
+
+
+def verdicts(answers: list[Answer]) -> dict[str, str]:
+    """Return id -> kind of verdict."""
+    return {state.id: type(a.verdict).__name__ for a in answers for state in a.requests}
+
+
+def test_the_rules_of_the_classes() -> None:
+    """Refused by the test: `reject` is refused now, `defer` at its deadline, `best_effort` served without a target."""
+    ledger, (first, second, third) = arrived("reject", "defer", "best_effort")
+    desk = Desk(patience_s=60.0)
+    now = list(desk.ask(view(ledger), Script(lambda v, r: FULL)))
+    assert verdicts(now) == {first.id: "Reject", third.id: "Accept"}
+    assert (third.has_target, third.promised, third.due_s) == (False, False, 60.0)
+    assert list(desk.ask(view(ledger, now=0.9), Script(lambda v, r: FULL))) == []
+    late = list(desk.ask(view(ledger, now=1.0), Script(lambda v, r: FULL)))
+    assert verdicts(late) == {second.id: "Reject"}
+    assert desk.empty
+    ledger.check()
+
+
+def test_what_cannot_be_refused_is_served_without_a_promise() -> None:
+    """Nobody would turn its refusal into an answer, not even of what never fits."""
+    ledger, (one,) = arrived("reject")
+    one.refusable = False
+    (answer,) = Desk().ask(view(ledger), Script(lambda v, r: Reject(reason=Reason.NEVER_FITS)))
+    assert isinstance(answer.verdict, Accept)
+    assert not one.promised
+
+
+def test_the_order_of_asking() -> None:
+    """Whose time is up, then a few of the deferred in turn, then who is new."""
+    ledger, waiting = arrived(*["defer"] * 6)
+    desk = Desk()
+    list(desk.ask(view(ledger), Script(lambda v, r: FULL)))
+    hesitating = request(50)
+    ledger.arrive(hesitating)
+    list(
+        desk.ask(
+            view(ledger, now=0.1), Script(lambda v, r: Defer(until_s=0.2, otherwise=FULL) if r.seq == 50 else FULL)
+        )
+    )
+    new = request(51)
+    ledger.arrive(new)
+    script = Script(lambda v, r: FULL)
+    list(desk.ask(view(ledger, now=0.3), script))
+    assert script.asked[0] == hesitating.id
+    assert script.asked[-1] == new.id
+    assert len(script.asked) == 2 + RETRIES_PER_STEP
+    # Turn by turn: the first four were asked at 0.1, so the last two come first now.
+    assert script.asked[1:3] == [waiting[4].id, waiting[5].id]
+
+
+def test_what_fell_before_something_raises_stands() -> None:
+    """The first is accepted and told; the second breaks the test."""
+    ledger, (first, second) = arrived("reject", "reject")
+
+    def broken(view: EngineView, request: RequestState) -> Verdict:
+        if request is second:
+            raise ZeroDivisionError
+        return Accept()
+
+    answers = Desk().ask(view(ledger), Script(broken))
+    assert verdicts([next(answers)]) == {first.id: "Accept"}
+    with pytest.raises(ZeroDivisionError):
+        next(answers)
+    assert list(ledger.undecided) == [second.id]
+
+
+def test_a_group_has_one_verdict() -> None:
+    """Asked about when all are there, at the latest after the wait; who comes later follows."""
+    ledger, (first, second) = arrived("reject", "reject")
+    desk = Desk()
+    for one in (first, second):
+        desk.join(one.id, group="g", size=3, now_s=0.0)
+    accept = Script(lambda v, r: Accept(bound_s=r.due_s - r.seq))
+    assert list(desk.ask(view(ledger), accept)) == []
+    (answer,) = desk.ask(view(ledger, now=GROUP_WAIT_S), accept)
+    assert ([r.id for r in answer.requests], answer.late) == ([first.id, second.id], False)
+    assert isinstance(answer.verdict, Accept)
+    assert answer.verdict.bound_s == 1.0  # that of the last first token
+    third = request(2)
+    ledger.arrive(third)
+    desk.join(third.id, group="g", size=3, now_s=2.0)
+    (answer,) = desk.ask(view(ledger, now=2.0), Script(lambda v, r: FULL))
+    assert isinstance(answer.verdict, Accept)
+    assert answer.late
+    assert desk.empty
+
+
+def test_members_that_never_come_are_forgotten() -> None:
+    """A decided group is kept for a while only."""
+    ledger, (first,) = arrived("reject")
+    desk = Desk()
+    desk.join(first.id, group="g", size=2, now_s=0.0)
+    list(desk.ask(view(ledger, now=GROUP_WAIT_S), Script(lambda v, r: Accept())))
+    assert not desk.empty
+    other = request(7)
+    ledger.arrive(other)
+    desk.join(other.id, group="h", size=1, now_s=GROUP_LATE_S + 1.0)
+    list(desk.ask(view(ledger, now=GROUP_LATE_S + 1.0), Script(lambda v, r: Accept())))
+    assert desk.empty
+
+
+def test_who_leaves_is_not_asked_about() -> None:
+    """A client that went away while it was deferred."""
+    ledger, (first, second, third) = arrived("defer", "reject", "reject")
+    desk = Desk()
+    list(desk.ask(view(ledger), Script(lambda v, r: FULL if r is first else Defer(until_s=9.0, otherwise=FULL))))
+    desk.leave(first.id)
+    ledger.finish(first.id)
+    script = Script(lambda v, r: Accept())
+    found = list(desk.ask(view(ledger, now=0.1), script))
+    assert verdicts(found) == {second.id: "Accept", third.id: "Accept"}
