@@ -98,3 +98,32 @@ def test_a_recorded_trace_has_no_part_to_draw(tmp_path: Path) -> None:
     path.write_text('{"arrival_s": 0, "input_tokens": 1, "output_tokens": 1}\n')
     with pytest.raises(InputError, match="expected a part to be taken with select"):
         read(path, start_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths", "message"),
+    [
+        ("0,nan,1,Gamma,1,1\n600,0,0,,0,0\n", None, r"trace.csv:1: rate = 'nan': expected a number up to"),
+        ("0,inf,1,Gamma,1,1\n600,0,0,,0,0\n", None, r"trace.csv:1: rate = 'inf'"),
+        ("0,1,1,Weibull,1e-300,1\n600,0,0,,0,0\n", None, r"rate, shape = \(1.0, 1e-300\)"),
+        ("0,1,1\n", None, r"trace.csv:1: '0,1,1': expected 6 fields"),
+        ("0,1,1,Gamma,1,1\n600,0,0,,0,0\n", [3], r"dataset.json: \[3\]: expected an object of windows"),
+        ("0,1,1,Gamma,1,1\n600,0,0,,0,0\n", {"0": 3}, r"dataset.json: 0 = 3: expected an object"),
+        ("0,1,1,Gamma,1,1\n600,0,0,,0,0\n", {"0": {**FLAT, "input_tokens": "{5: -1}"}}, "expected a dict"),
+        ("0,1,1,Gamma,1,1\n600,0,0,,0,0\n", {"0": {**FLAT, "input_tokens": "{5: 1e999}"}}, "expected a dict"),
+        ("0,1,1,Gamma,1,1\n600,0,0,,0,0\n", {"0": {**FLAT, "input_tokens": "{9999999999: 1}"}}, "expected a dict"),
+        ("0,1,1,Gamma,1,1\n600,0,0,,0,0\n", {"0": {**FLAT, "input_tokens": "[" * 5000}}, "expected a dict"),
+        ("0,1,1,Gamma,1,1\n600,0,0,,0,0\n", {"0": {**FLAT, "input_tokens": "__import__('os')"}}, "expected a dict"),
+    ],
+)
+def test_a_broken_profile_names_file_and_value(tmp_path: Path, rows: str, lengths: object, message: str) -> None:
+    """Numbers that are none, shapes without a mean, lengths and shares that no request has."""
+    with pytest.raises(InputError, match=message):
+        read(profile(tmp_path, rows, lengths))
+
+
+@pytest.mark.parametrize("part", [{"start_s": float("nan")}, {"start_s": -1.0}, {"duration_s": 0.0}])
+def test_a_part_of_a_profile_is_a_part_of_time(tmp_path: Path, part: dict[str, float]) -> None:
+    """Negative, empty and undefined parts are refused."""
+    with pytest.raises(InputError, match=f"{next(iter(part))} = "):
+        read(profile(tmp_path, "0,1,1,Gamma,1,1\n600,0,0,,0,0\n"), **part)

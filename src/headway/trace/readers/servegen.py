@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +22,13 @@ import numpy as np
 import polars as pl
 
 from headway.errors import InputError
-from headway.trace.assemble import Rows
+from headway.trace.assemble import MAX_SPAN_S, MAX_TOKENS, Rows
 from headway.trace.selection import check_seed
 from headway.trace.source import Source
 
 MAX_REQUESTS = 20_000_000
+#: Below it a fit says that nearly all gaps are 0, and its mean can't be computed.
+LEAST_SHAPE = 0.01
 _TRACE = re.compile(r"chunk-(\d+)-trace\.csv")
 
 
@@ -61,6 +64,9 @@ def read(source: Source, *, seed: int = 0, start_s: float = 0.0, duration_s: flo
     The same seed gives the same requests in a window, whichever part is drawn.
     """
     check_seed(seed)
+    for name, value, least in (("start_s", start_s, 0.0), ("duration_s", duration_s, 1e-9)):
+        if value is not None and not (math.isfinite(value) and value >= least):
+            raise InputError(f"{name} = {value!r}: expected {'0 or more' if not least else 'more than 0'} seconds")
     end_s = float("inf") if duration_s is None else start_s + duration_s
     clients = sorted((int(match[1]), file) for file in source.files() if (match := _TRACE.fullmatch(file.name)))
     plans = [(client, file, _windows(file, start_s, end_s)) for client, file in clients]
@@ -102,7 +108,7 @@ def read(source: Source, *, seed: int = 0, start_s: float = 0.0, duration_s: flo
 def _windows(file: Path, start_s: float, end_s: float) -> list[Window]:
     """Return the windows with traffic that touch [start_s, end_s)."""
     rows: list[tuple[float, float, str, float]] = []
-    with file.open(newline="", encoding="utf-8") as stream:
+    with file.open(newline="", encoding="utf-8", errors="replace") as stream:
         for line, row in enumerate(csv.reader(stream), start=1):
             if len(row) != 6:
                 raise InputError.at(file, line, None, ",".join(row), "6 fields")
@@ -111,13 +117,15 @@ def _windows(file: Path, start_s: float, end_s: float) -> list[Window]:
                 try:
                     numbers.append(float(text))
                 except ValueError:
-                    raise InputError.at(file, line, key, text, "a number") from None
+                    numbers.append(math.nan)
+                if not abs(numbers[-1]) <= MAX_SPAN_S:  # not a number, infinite, or beyond reason
+                    raise InputError.at(file, line, key, text, f"a number up to {MAX_SPAN_S:g}")
             time, rate, _, shape = numbers
             pattern = row[3].strip()
             if pattern not in ("", "Gamma", "Weibull"):
                 raise InputError.at(file, line, "pattern", pattern, "Gamma, Weibull or empty")
-            if pattern and not (rate > 0 and shape > 0):
-                raise InputError.at(file, line, "rate, shape", (rate, shape), "numbers above 0")
+            if pattern and not (rate > 0 and shape >= LEAST_SHAPE):
+                raise InputError.at(file, line, "rate, shape", (rate, shape), f"above 0, and at least {LEAST_SHAPE:g}")
             if rows and time <= rows[-1][0]:
                 raise InputError.at(file, line, "start", time, "a window after the one above")
             rows.append((time, rate, pattern, shape))
@@ -148,9 +156,7 @@ def _arrivals(window: Window, random: np.random.Generator) -> np.ndarray:
 
 
 def _weibull_mean(shape: float) -> float:
-    from math import gamma
-
-    return gamma(1.0 + 1.0 / shape)
+    return math.gamma(1.0 + 1.0 / shape)
 
 
 def _lengths(file: Path) -> list[tuple[float, tuple[Histogram, Histogram]]]:
@@ -159,8 +165,10 @@ def _lengths(file: Path) -> list[tuple[float, tuple[Histogram, Histogram]]]:
         document = json.loads(file.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{file}: missing: expected the lengths that belong to the arrivals beside it") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not valid JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise InputError.at(file, None, None, document, "an object of windows")
     found = []
     for start, fields in document.items():
         try:
@@ -174,12 +182,16 @@ def _lengths(file: Path) -> list[tuple[float, tuple[Histogram, Histogram]]]:
 
 
 def _histogram(file: Path, start: str, name: str, fields: dict[str, Any]) -> Histogram | None:
+    if not isinstance(fields, dict):
+        raise InputError.at(file, None, start, fields, "an object with input_tokens and output_tokens")
     text = fields.get(name, "{}")
     try:
         # Literals only: the data is text from elsewhere and is never run.
         table = ast.literal_eval(text)
         pairs = sorted((int(length), float(share)) for length, share in table.items())
-    except (ValueError, SyntaxError, AttributeError, TypeError):
+        if not all(0 <= length <= MAX_TOKENS and 0 <= share < math.inf for length, share in pairs):
+            raise ValueError
+    except (ValueError, SyntaxError, AttributeError, TypeError, OverflowError, RecursionError, MemoryError):
         raise InputError.at(file, None, f"{start}.{name}", str(text)[:60], "a dict {tokens: share}") from None
     shares = np.array([share for _, share in pairs])
     if not pairs or shares.sum() <= 0:
