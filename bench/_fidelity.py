@@ -233,15 +233,17 @@ def fitted(real: Decisions, played: Sequence[Played], name: str) -> Profile:
         seconds=np.array([s.step.seconds for s in steps]),
         about=real.about,
     )
-    # From a client's schedule to the engine, and from the end of a step to the client.
-    ends, outside = real.tokens(), []
+    # From a client's schedule to the engine, where most wait for a step to end, so a low quantile; and from the end of
+    # a step to the client.
+    ends, inward, outward = real.tokens(), [], []
     for run in played:
         if run.role == "fit":
-            ttfts = run.frame.filter(pl.col("status") == "ok").select("index", "ttft_s").iter_rows()
-            outside += [
-                ttft - (ends[run.asked[i].number][0] - run.asked[i].reached_s) for i, ttft in ttfts if i in run.asked
-            ]
-    front = max(0.0, float(np.median(outside)))
+            rows = run.frame.filter(pl.col("status") == "ok").select("index", "scheduled_s", "first_token_s")
+            for index, scheduled, first in rows.iter_rows():
+                asked = run.asked[index]
+                inward.append(asked.reached_s - run.zero_s - scheduled)
+                outward.append(first + run.zero_s - ends[asked.number][0])
+    front = max(0.0, float(np.quantile(inward, 0.1)) + float(np.median(outward)))
     return calibrate(log, name=name, engine={"front_s": round(front, 5)}, note="bench/twin_fidelity.py")
 
 
