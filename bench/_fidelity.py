@@ -33,6 +33,9 @@ from headway.twin.decisions import Asked, Decisions, compare, read
 from headway.twin.profile import TwinError
 from headway.twin.rerun import rerun
 
+#: Request -> time of its first token, of its last, number of tokens (`Decisions.tokens`).
+Tokens = Mapping[int, tuple[float, float, int]]
+
 MANIFEST = "fidelity.json"
 WORKLOAD = Workload(kind="mixed")
 QUANTILES = ("p50", "p99")
@@ -324,17 +327,30 @@ def _decisions(session: Session, say: Callable) -> dict[str, Any]:
         numbers = {each.number for each in run.asked.values()}
         one, two = (each.between(run.zero_s, run.end_s, numbers) for each in (real, twin))
         agreement = compare(one, two).as_dict()
-        mine, other = one.tokens(), two.tokens()
-        both = sorted(mine.keys() & other.keys() & numbers)
         came = {each.number: each.reached_s for each in run.asked.values()}
-        for q in (50, 99):
-            a, b = (np.percentile([ends[i][0] - came[i] for i in both], q) for ends in (mine, other))
-            agreement[f"ttft_p{q}_error"] = round(abs(float(b / a) - 1.0), 4)
+        agreement["errors"] = _engine_errors(*(each.tokens() for each in (one, two)), came)
         key = f"{run.role} {run.load:g}x {run.seed}"
         found[key] = agreement
         say(
             f"  {key}: {agreement['same_steps']} of {agreement['steps']} steps the same, first divergence after "
             f"{agreement['steps_before_first_divergence']}; {agreement['same_verdicts']} of {agreement['verdicts']} "
-            f"verdicts; {agreement['first_divergence']}"
+            f"verdicts; {agreement['first_divergence'] or _line(agreement['errors'])}"
         )
+    return found
+
+
+def _engine_errors(one: Tokens, two: Tokens, came: Mapping[int, float]) -> dict[str, float]:
+    """Return the errors of TTFT and TPOT by the engine's clock over the requests that both served."""
+    both = sorted(one.keys() & two.keys() & came.keys())
+    found = {}
+    for metric in ("ttft", "tpot"):
+        for q in (50, 99):
+            pair = []
+            for times in (one, two):
+                if metric == "ttft":
+                    values = [times[i][0] - came[i] for i in both]
+                else:
+                    values = [(last - first) / (n - 1) for first, last, n in (times[i] for i in both) if n > 1]
+                pair.append(float(np.percentile(values, q)))
+            found[f"{metric}_p{q}"] = round(abs(pair[1] / pair[0] - 1.0), 4)
     return found

@@ -172,6 +172,8 @@ def main() -> None:
         result["same_steps_share"] = round(same / steps, 4)
         verdicts, agreed = (sum(each[key] for each in decisions) for key in ("verdicts", "same_verdicts"))
         result["same_verdicts_share"] = round(agreed / verdicts, 4)
+        given = [each["errors"] for each in decisions]
+        result |= {"given_steps_p50_error": worst(p50, given), "given_steps_p99_error": worst(p99, given)}
     result["rtx4090_error"] = None if gpu is None else gpu["error"]
     if gpu is not None:
         for name, each in gpu["second_half"].items():
