@@ -295,3 +295,37 @@ def test_a_stream_of_twice_the_pace_may_run_in_every_second_step() -> None:
         ledger.schedule("r2", plan.chunks["r2"])
     assert ran == [False, True] * 3
     assert create_policy("headway", jump=False).plan(view(ledger, COST, now=now)).held == frozenset()
+
+
+def test_a_promise_ahead_may_leave_its_last_step_short() -> None:
+    """A promise made at a pace of 20 ms ends within 55 ms of its last step; slots of 250 ms count that step as lost.
+
+    By hand: 10 ms fixed, 0.1 ms a token, nothing decodes. Slot 250 - 1.6 ms carries 238.4 ms of work; 300 tokens ahead
+    and 2000 of its own are 230 ms: one slot. The short step's 10 ms fixed part do not fit in it any more.
+    """
+    cost = CostCoefficients(g=0.01, a=1e-4, b=0.0)
+    test = create_admission("response_time", **STRICT_TEST)
+
+    def bound(due: float) -> float:
+        ledger = Ledger()
+        pending(ledger, request(0, ttft=due, tpot=5.0, prompt=300))
+        verdict = test.decide(view(ledger, cost, blocking_s=0.25), request(1, ttft=9.0, tpot=5.0, prompt=2000))
+        assert isinstance(verdict, Accept)
+        assert verdict.bound_s is not None
+        return verdict.bound_s
+
+    assert bound(8.0) == pytest.approx(0.2484 + 0.25)
+    assert bound(0.055) == pytest.approx(2 * 0.2484 + 0.25)
+
+
+def test_its_own_pace_does_not_slow_what_comes_before_its_first_token() -> None:
+    """Alone on an idle engine a stream of a tight pace is promised at steps of the blocking allowance."""
+    cost = CostCoefficients(g=0.01, a=1e-4, b=0.0)
+    test = create_admission("response_time", **STRICT_TEST)
+    seen = view(Ledger(), cost, blocking_s=0.25)
+    verdict = test.decide(seen, request(1, ttft=4.0, tpot=0.02, prompt=9000))
+    assert verdict == Accept(bound_s=pytest.approx(4 * 0.2484 + 0.25))
+    ledger = Ledger()
+    decoding(ledger, request(0, tpot=0.02, output=500))
+    verdict = test.decide(view(ledger, cost, blocking_s=0.25), request(1, ttft=4.0, tpot=0.02, prompt=9000))
+    assert verdict == Accept(bound_s=pytest.approx(108 * 0.0184 + 0.02))  # slots of 18.4 ms carry 8.4 ms

@@ -157,7 +157,7 @@ def test_a_promise_that_is_lost_refuses_nobody() -> None:
     decoding(ledger, request(900, tpot=0.1, output=50))
     pending(ledger, request(0, ttft=0.9, tpot=0.1, prompt=800))
     now = 0.8
-    candidate = request(9, arrival=now, ttft=0.09, prompt=20, tpot=0.1)
+    candidate = request(9, arrival=now, ttft=0.08, prompt=20, tpot=0.1)
     assert isinstance(strict().decide(view(ledger, PLAIN, now=now), candidate), Reject)
     candidate = request(9, arrival=now, ttft=2.0, prompt=20, tpot=0.1)
     assert isinstance(strict().decide(view(ledger, PLAIN, now=now), candidate), Accept)

@@ -155,7 +155,8 @@ class ResponseTime:
         horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
         # Finishing times of the candidate and of everything behind it in deadline order.
         left = ledger.outputs_left()
-        finish = start + self._finish(view, request, load, horizon, left, with_it, at)
+        bounds = self._strict_finish if self.strict else self._finish
+        finish = start + bounds(view, request, load, horizon, left, with_it, at)
         bound = float(finish[0])
         late = bound - request.due_s
         detail, behind = None, 0
@@ -180,7 +181,7 @@ class ResponseTime:
                 behind = int(np.flatnonzero(hurt)[-1]) + 1
             if not (math.isfinite(bound) and math.isfinite(finish[behind])):
                 # Not within its target: look as far as walks go, for the bound and the time to retry.
-                finish = start + self._finish(view, request, load, math.inf, left, with_it, at)
+                finish = start + bounds(view, request, load, math.inf, left, with_it, at)
                 bound = float(finish[0])
             return Reject(
                 reason=Reason.TTFT,
@@ -230,6 +231,73 @@ class ResponseTime:
         cost = view.cost.mean
         steps = math.ceil(request.remaining_tokens / view.max_step_tokens)
         return steps * cost.g + cost.work_s(request.remaining_tokens, request.computed_tokens)
+
+    def _strict_finish(
+        self,
+        view: EngineView,
+        request: RequestState,
+        load: _Load,
+        horizon_s: float,
+        left: Ints,
+        backlog: Floats,
+        at: int,
+    ) -> Floats:
+        """`_finish` of the entries from place `at` on, for every course under the envelope.
+
+        Its own pace does not bind the steps before a request's first token, so the candidate is timed without it. Any
+        slot that is no longer than the shortest step gives a bound: short ones suit near deadlines, where the step that
+        a bound has to spare counts most.
+        """
+        ledger = view.ledger
+        dues, _, _, promised = ledger.columns()
+        spare = np.concatenate(((request.due_s,), dues[at:])) - view.now_s - view.residual_s
+        counts = np.concatenate(((True,), promised[at:]))[: len(backlog) - at]
+        others = ledger.pace_s if at or view.decodes else math.inf
+        own = min(others, view.blocking_s)
+        step = min(load.pace_s, view.blocking_s)
+        finish = np.full(len(backlog) - at, math.inf)
+        for share in (1.0, 0.5, 0.25):
+            tried = load._replace(pace_s=share * step)
+            found = self._after_short_steps(view, request, tried, horizon_s, left, backlog, at)
+            finish = np.minimum(finish, found)
+            if own > step:
+                tried = load._replace(pace_s=share * own)
+                found = self._after_short_steps(view, request, tried, horizon_s, left, backlog[: at + 1], at)
+                finish[0] = min(finish[0], found[0])
+            if not (counts & (finish > spare[: len(finish)])).any():
+                break
+        return finish
+
+    def _after_short_steps(
+        self,
+        view: EngineView,
+        request: RequestState,
+        load: _Load,
+        horizon_s: float,
+        left: Ints,
+        backlog: Floats,
+        at: int,
+    ) -> Floats:
+        """`_finish`, with a step's fixed part more for each promise ahead whose last step may have to be a short one.
+
+        A step that completes a first token ends by its deadline. Promises made at other paces may leave it less than
+        a full step.
+        """
+        dues, _, _, promised = view.ledger.columns()
+        if not promised[:at].any():
+            return self._finish(view, request, load, horizon_s, left, backlog, at)
+        spare = dues[:at] - view.now_s - view.residual_s
+        fixed = view.cost.mean.seconds(0, load.served, load.reserved_tokens, 0)
+        short = np.zeros(at, dtype=np.bool_)
+        for _ in range(4):
+            extra = fixed * short.cumsum()
+            shifted = backlog + np.concatenate((extra, np.full(len(backlog) - at, extra[-1])))
+            finish = self._finish(view, request, load, horizon_s, left, shifted, 0)
+            found = promised[:at] & (finish[:at] > spare) & ~short
+            if not found.any():
+                return finish[at:]
+            short |= found
+        return np.full(len(backlog) - at, math.inf)
 
     def _finish(
         self,
