@@ -107,3 +107,14 @@ def test_work_ahead_agrees_with_a_plain_sum(
             total += work * max(horizon - ttft, 0.0)
     span = max(now - start, 2.0) if start is not None else 1.0
     assert window.ahead_s(now, density, horizon) == pytest.approx(total / span)
+
+
+def test_the_part_of_shorter_targets() -> None:
+    """Only those whose target is shorter count, over the same time; the window itself keeps all."""
+    window = DemandWindow()
+    for ttft, work in ((0.5, 1.0), (1.0, 2.0), (6.0, 4.0), (None, 8.0)):
+        window.add(0.0, work_s=work, ttft_s=ttft)
+    assert window.shorter(1.0).denser(10.0, 0.0) == pytest.approx(0.1)
+    assert window.shorter(None).denser(10.0, 0.0) == pytest.approx(0.7)
+    assert window.shorter(0.5).denser(10.0, 0.0) == 0.0
+    assert window.denser(10.0, 0.0) == pytest.approx(1.5)

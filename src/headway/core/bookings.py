@@ -177,8 +177,11 @@ class Bookings:
             cost: coefficients of the mean step.
             now_s: engine clock.
             only_own: count its own line only (a tenant below its share does not make way for others).
+
+        One that was booked itself makes way for shorter targets only: those go before it whatever comes.
         """
         own = self._line(request) if only_own else None
+        shorter = request.due_s - request.arrival_s - 1e-6 if request.booked else math.inf
         coming: list[tuple[float, float, float]] = []
         for line in self._lines.values():
             if not line.bookings or (own is not None and line is not own):
@@ -189,7 +192,7 @@ class Bookings:
             for booking in line.bookings:
                 if booking.at_s > request.due_s:
                     break
-                if booking.open:
+                if booking.open and booking.target_s < shorter:
                     part = line.expected(now_s - booking.at_s)
                     due = booking.at_s + booking.target_s
                     coming.append((due, part * booking.prefill_s, part * booking.output_tokens))

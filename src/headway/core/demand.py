@@ -10,6 +10,7 @@ import bisect
 import math
 from array import array
 from collections import deque
+from typing import Self
 
 import numpy as np
 
@@ -75,6 +76,15 @@ class DemandWindow:
         at = bisect.bisect_right(self._densities, density)
         window = np.maximum(horizon_s - np.frombuffer(self._ttfts)[at:], 0.0)
         return float(np.frombuffer(self._works)[at:] @ window) / self._span_s(now_s)
+
+    def shorter(self, ttft_s: float | None) -> Self:
+        """Return the part of the window whose target is shorter than `ttft_s`, to be read only."""
+        part = type(self)(window_s=self.window_s, min_span_s=self.min_span_s, limit=self.limit)
+        part.start_s, part._arrivals = self.start_s, self._arrivals
+        chosen = np.frombuffer(self._ttfts) < (math.inf if ttft_s is None else ttft_s)
+        for name in ("_densities", "_works", "_ttfts"):
+            getattr(part, name).frombytes(np.frombuffer(getattr(self, name))[chosen].tobytes())
+        return part
 
     def _span_s(self, now_s: float) -> float:
         """Seconds that the kept arrivals stand for."""

@@ -18,7 +18,6 @@ from itertools import islice
 
 from headway.core.bookings import Bookings
 from headway.core.cost import CostCoefficients
-from headway.core.demand import DemandWindow
 from headway.core.request import RequestState
 from headway.core.slo import Slo
 from headway.core.tenants import FairShares
@@ -201,7 +200,8 @@ class Desk:
         contended = shares is not None and shares.several(state, now)
         above = contended and shares is not None and shares.has_share(state, now)
         if state.booked:
-            view = dataclasses.replace(view, demand=DemandWindow())  # a place was found for it: nobody goes before it
+            # A place was found for it: only shorter targets go before it whatever comes.
+            view = dataclasses.replace(view, demand=view.demand.shorter(state.slo.ttft_s))
         elif contended and not above and shares is not None:
             # What others offer above their shares does not count against it.
             view = dataclasses.replace(view, demand=shares.demand)
@@ -209,7 +209,7 @@ class Desk:
         if ledger.pending or ledger.decoding:  # an idle engine has room for everybody
             if above and shares is not None:
                 asked_view, asked = shares.reserved(view, state)
-            if self.bookings is not None and self.bookings.open and not state.booked:
+            if self.bookings is not None and self.bookings.open:
                 own = contended and not above
                 asked = self.bookings.beside(asked, view.cost.mean, now, only_own=own) or asked
                 longer = view.max_model_len + asked.prompt_tokens - state.prompt_tokens
