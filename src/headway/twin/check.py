@@ -326,15 +326,20 @@ def assumptions(scenario: Scenario) -> tuple[list[str], list[str]]:
     settings = scenario.settings
     kept = [
         "A1 no step takes longer than its envelope (the check chooses every time under it)",
-        "A2 the cost of a step is the profile's",
+        "A2 the cost of a step is the profile's and does not change",
         "A3 an answer is no longer than its declared maximum",
-        "A4 nothing but this engine's steps delays a token (front_s is constant)",
+        "A4 the engine executes the plan",
+        "A5 the blocking allowance does not change",
+        "A6 every promise is that of the strict test",
+        "A8 the time outside the engine is front_s",
     ]
+    if settings.get("prefix_cache", scenario.profile.engine.get("prefix_cache")):
+        kept.insert(6, "A7 a prefix-cache hit known at arrival is still there at the start")
     dropped = []
     if settings["policy"] != "headway":
-        dropped.append(f"A5 steps are sized and ordered by policy headway: policy = {settings['policy']}")
+        dropped.append(f"policy headway sizes and orders the steps: policy = {settings['policy']}")
     if settings.get("policy.jump"):
-        dropped.append("A5 prefills run in deadline order: policy.jump = true lets shorter ones overtake")
+        dropped.append("policy headway serves in deadline order: policy.jump = true lets shorter ones overtake")
     if settings["admission"] != "response_time":
         dropped.append(f"A6 every promise is that of the strict test: admission = {settings['admission']}")
     elif not settings.get("admission.strict"):
@@ -342,7 +347,8 @@ def assumptions(scenario: Scenario) -> tuple[list[str], list[str]]:
             "A6 every promise is that of the strict test: admission.strict = false takes the expected course"
         )
     if settings.get("policy.min_chunk", 16) != settings.get("admission.min_chunk", 16):
-        dropped.append("A5 policy.min_chunk = admission.min_chunk: they differ")
+        dropped.append("policy.min_chunk = admission.min_chunk: they differ")
     if settings.get("learn"):
         dropped.append("A2 learn = true: the decisions fit the cost to what they see, and their envelope may be lower")
-    return kept, dropped
+    names = {text[:2] for text in dropped}
+    return [text for text in kept if text[:2] not in names], dropped
