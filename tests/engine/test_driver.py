@@ -255,3 +255,25 @@ def test_unknown_requests_are_ignored() -> None:
     driver.preempted("x")
     driver.finished("x", now_s=0.2)
     assert driver.report.take(None) == {}
+
+
+def test_only_what_was_accepted_shortens_the_steps_of_others() -> None:
+    """A header's TTFT of 8 ms bounds no step while it is merely asked for, and does once it is promised."""
+    seen: list[float] = []
+    verdicts: list[Verdict] = [FULL, Accept(bound_s=9.0), Accept(bound_s=9.0)]
+
+    def answer(view: EngineView, request: RequestState) -> Verdict:
+        seen.append(view.blocking_s)
+        return verdicts[len(seen) - 1]
+
+    fake = engine(answer)
+    for name in ("refused", "tight", "next"):
+        fake.add(name, prompt_tokens=100, output_tokens=3, **({} if name == "next" else {"ttft_ms": 8.0}))
+        fake.step()
+    assert seen == [0.25, 0.25, 0.002]
+    fake.run()
+    assert fake.driver.ledger.requests == {}
+    fake.add("last", prompt_tokens=100)
+    verdicts.append(FULL)
+    fake.step()
+    assert seen[-1] == 0.25

@@ -61,7 +61,7 @@ class Driver:
         self._tracked: dict[str, Tracked] = {}
         self._seq = 0
         self._planned_s = 0.0  # when the last step was planned
-        self._ttfts: dict[float, int] = {}  # TTFT targets of live requests, for the blocking allowance
+        self._ttfts: dict[str, float] = {}  # TTFT targets of accepted requests, for the blocking allowance
         self._failed = False
 
     # Requests
@@ -118,8 +118,6 @@ class Driver:
         if self.recorder.log is not None:
             self.recorder.log.arrived(state, now_s)
         self._tracked[request_id] = Tracked(state, slo, tag.group, client, front_s)
-        if slo.ttft_s is not None:
-            self._ttfts[slo.ttft_s] = self._ttfts.get(slo.ttft_s, 0) + 1
         work = self.cost.mean.work_s(state.remaining_tokens, state.computed_tokens)
         self.demand.add(now_s, work_s=work, weight=slo.weight, ttft_s=slo.ttft_s)
         self.desk.arrive(state, self.cost.mean, now_s)
@@ -281,15 +279,21 @@ class Driver:
         )
 
     def _blocking_s(self) -> float:
-        """A quarter of the tightest TTFT target in use: configured, or asked for by a live request's headers."""
+        """A quarter of the tightest TTFT target in use: configured, or asked for by headers and accepted.
+
+        What is merely asked for must not shorten the steps of others.
+        """
         targets = [slo.ttft_s for slo, _ in self._classes.values() if slo.ttft_s is not None]
-        return 0.25 * min([*targets, *self._ttfts], default=4.0)
+        return 0.25 * min([*targets, *self._ttfts.values()], default=4.0)
 
     def _settle(self, answer: Answer, refused: list[str]) -> None:
         """Tell whoever waits. Adds to `refused`, so that what was refused before something raises is known."""
         states, verdict = answer.requests, answer.verdict
         tracked = self._tracked[states[0].id]
         if isinstance(verdict, Accept):
+            for state in states:
+                if state.slo.ttft_s is not None:
+                    self._ttfts[state.id] = state.slo.ttft_s
             if not answer.late:
                 self.report.accepted(tracked.client, tracked.group, bound_s=tracked.bound_s(verdict.bound_s))
             return
@@ -325,10 +329,7 @@ class Driver:
         tracked = self._tracked.pop(request_id)
         if request_id in self.ledger.requests:
             self.ledger.finish(request_id)
-        if (target := tracked.slo.ttft_s) is not None:
-            self._ttfts[target] -= 1
-            if not self._ttfts[target]:
-                del self._ttfts[target]
+        self._ttfts.pop(request_id, None)
         return tracked
 
     def _fail_open(self) -> None:
