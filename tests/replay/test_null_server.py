@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 
 import polars as pl
@@ -173,3 +174,20 @@ def test_a_client_cap_cannot_hide_the_queue(tmp_path):
     assert total["attainment_from_send"] > 0.75
     assert total["ttft"]["p99_s"] > 5 * total["service_ttft"]["p99_s"]
     assert "own cap of 4 in flight held requests back" in caption(run, summarise(run.frame))
+
+
+def test_requests_leave_nothing_for_the_collector(tmp_path):
+    """A hundred more requests make no more reference cycles: the collector may rest during a run."""
+
+    def left(n):
+        gc.collect()
+        measure(Script(**FAST), regular_trace(n=n, rate=500.0, output_tokens=3), tmp_path / str(n))
+        return gc.collect()
+
+    gc.disable()
+    try:
+        left(5)  # what is made once
+        few, many = left(10), left(110)
+    finally:
+        gc.enable()
+    assert many < few + 50
