@@ -195,6 +195,31 @@ def test_held_decode_skips_a_step() -> None:
     assert times(outcome) == [[2.0, 3.0, 4.0, 5.0], [2.0, 3.0, 5.0, 6.0]]
 
 
+def test_held_decode_may_lose_its_blocks_in_the_same_step() -> None:
+    """4 blocks of 4 tokens: in step 3 the second prompt needs a block of the first stream, which is held just then."""
+    from headway import policies
+    from headway.core import EngineView, StepPlan
+
+    class Taking:
+        name = "taking"
+
+        def __init__(self) -> None:
+            self.plans = [
+                StepPlan(token_budget=10, chunks={"0": 8, "1": 2}, starts=("0", "1")),
+                StepPlan(token_budget=10, chunks={"1": 2}, starts=()),
+                StepPlan(token_budget=10, chunks={"1": 4}, starts=(), held=frozenset({"0"}), victims=("0",)),
+            ]
+
+        def plan(self, view: EngineView) -> StepPlan:
+            return self.plans.pop(0) if self.plans else StepPlan(token_budget=10, open_chunks=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(policies.REGISTRY, "taking", Taking)
+        outcome = run([(0.0, 8, 4), (0.0, 8, 8)], policy="taking", block_size=4, kv_blocks=4)
+    assert outcome.facts["preemptions"] == 1
+    assert outcome.frame["generated_tokens"].to_list() == [4, 8]
+
+
 def test_results_have_the_columns_of_a_replay() -> None:
     """Same columns, same types, ordered by index, trace rows counted from where the slice began."""
     from headway.replay.record import SCHEMA

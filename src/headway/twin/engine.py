@@ -183,6 +183,7 @@ class Engine:
             self.batcher.begin(plan, self.step + 1, batch)
             decodes = len(self.batcher.decoding) - len(batch.held)
             self.batcher.fill(plan, self.step + 1, batch, decodes)
+            batch.held = [job for job in batch.held if job.state.id in self.batcher.decoding]  # not preempted since
         else:
             batch.chunks = [c for c in batch.chunks if c.job.version == c.version]
             self.batcher.begin(plan, self.step + 1, batch)
