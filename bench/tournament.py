@@ -24,6 +24,7 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_matrix
 
 from _loads import Load, capacity, every
+from _report import finish
 from headway.trace import Trace
 from headway.twin import Scenario, simulate
 
@@ -390,7 +391,22 @@ def main() -> None:
     print(f"{len(run.scores)} scores, {time.perf_counter() - started:.0f} s")
     if pool:
         pool.shutdown()
-    print("RESULT " + json.dumps(result))
+    whole = not options.quick and not options.loads and options.traces is not None
+    finish("tournament", result, {"capacity_req_s": run.capacities, "cells": cells(run)}, quick=not whole)
+
+
+def cells(run: Tournament) -> dict[str, str]:
+    """Return load, multiple of capacity and arm -> the cell of the tables, and the prompt tokens admitted."""
+    keys = dict.fromkeys((s.task.load, s.task.factor, s.task.arm) for s in run.scores)
+    found = {}
+    for load, factor, arm in keys:
+        scores = run.of(load, factor, arm)
+        middle, least, most = (100 * each for each in median(scores))
+        missed, accepted, volume = (sum(getattr(s, key) for s in scores) for key in ("missed", "accepted", "volume"))
+        found[f"{load} {factor:g}x {arm}"] = (
+            f"{middle:.1f} [{least:.1f}, {most:.1f}] {missed}/{accepted} of {sum(s.offered for s in scores)}, {volume}"
+        )
+    return found
 
 
 def vars_of(value: object) -> dict[str, object]:
