@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import polars as pl
 import pytest
 from twin_build import NOISY, run
@@ -218,6 +220,42 @@ def test_held_decode_may_lose_its_blocks_in_the_same_step() -> None:
         outcome = run([(0.0, 8, 4), (0.0, 8, 8)], policy="taking", block_size=4, kv_blocks=4)
     assert outcome.facts["preemptions"] == 1
     assert outcome.frame["generated_tokens"].to_list() == [4, 8]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_holding_and_preempting_lose_no_block(seed: int) -> None:
+    """A policy that holds and preempts at random on a small pool: at every boundary each block has one holder."""
+    from headway import policies
+    from headway.core import EngineView, StepPlan
+    from headway.twin import engine as module
+
+    engines: list[module.Engine] = []
+    original = module.Engine.__init__
+    rng = random.Random(seed)
+
+    def remember(self: module.Engine, **arguments: object) -> None:
+        original(self, **arguments)  # type: ignore[arg-type]
+        engines.append(self)
+
+    class Holding:
+        name = "holding"
+
+        def plan(self, view: EngineView) -> StepPlan:
+            engines[0].check()
+            decoding = list(view.ledger.decoding)
+            held = frozenset(i for i in decoding[1:] if rng.random() < 0.3)  # somebody runs
+            return StepPlan(
+                token_budget=40, open_chunks=True, held=held, victims=tuple(rng.sample(decoding, len(decoding)))
+            )
+
+    rows = [(0.02 * i, rng.randint(1, 30), rng.randint(1, 30)) for i in range(60)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(policies.REGISTRY, "holding", Holding)
+        patch.setattr(module.Engine, "__init__", remember)
+        outcome = run(rows, NOISY, policy="holding", block_size=4, kv_blocks=24)
+    assert outcome.facts["preemptions"] > 0
+    assert outcome.frame["generated_tokens"].to_list() == [output for _, _, output in rows]
+    assert engines[0].pool.free == engines[0].pool.total
 
 
 def test_results_have_the_columns_of_a_replay() -> None:

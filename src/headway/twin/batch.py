@@ -71,6 +71,7 @@ class Batcher:
         self.preemptions = 0
         self._settle = settle
         self.preempted = False  # anybody, while the current step was built
+        self._held: set[str] = set()  # decodes that skip the current step
 
     # Decodes
 
@@ -115,7 +116,10 @@ class Batcher:
             batch.held += [job for key, job in reversed(decoding.items()) if key not in held][:over]
         for job in batch.held:
             self._hold(job, step)
+        self._held = {job.state.id for job in batch.held}
         need = self.phases[step % self.pool.block_size]
+        # A step later its phase is that of a block which it took in the step before.
+        need -= sum((job.kv_shift + step - 1) % self.pool.block_size == 0 for job in batch.held)
         if need > self.pool.free:
             self._allocate_one_by_one(plan, step)
             batch.held = [job for job in batch.held if job.state.id in decoding]
@@ -168,9 +172,20 @@ class Batcher:
         job.version += 1
         self.phases[(1 - job.kv_shift) % size] += 1
 
+    def release(self, job: Job) -> None:
+        """Undo `_hold`: the step does not come, or the job loses its blocks in it."""
+        size = self.pool.block_size
+        self.phases[(1 - job.kv_shift) % size] -= 1
+        job.first_step -= 1
+        job.kv_shift += 1
+        job.out_shift += 1
+        job.finish_step -= 1
+        job.version += 1
+        self.phases[(1 - job.kv_shift) % size] += 1
+
     def _needs_block(self, job: Job, step: int) -> bool:
-        """Whether a decode that runs in `step` crosses a block boundary there."""
-        return (job.kv_shift + step - 1) % self.pool.block_size == 0
+        """Whether a decode runs in `step` and crosses a block boundary there."""
+        return job.state.id not in self._held and (job.kv_shift + step - 1) % self.pool.block_size == 0
 
     def _allocate_one_by_one(self, plan: StepPlan, step: int) -> None:
         """The pool runs dry: give blocks in running order, preempt for those that get none."""
@@ -207,6 +222,9 @@ class Batcher:
         `given`: it is a decode that already got its new block for this step.
         """
         state = job.state
+        if state.id in self._held:
+            self._held.discard(state.id)
+            self.release(job)
         if state.id in self.decoding:
             self._settle(job)
             computed = job.kv_shift + step - 1
@@ -332,10 +350,15 @@ class Batcher:
             job.known_keys = job.keys(self.pool.block_size, job.state.target_tokens - 1)
         return job.known_keys[: self.pool.hits(job.known_keys)]
 
-    def check(self) -> None:
-        """Raise AssertionError when an invariant is broken (between steps)."""
+    def check(self, step: int) -> None:
+        """Raise AssertionError when an invariant is broken (between steps, `step` the last one issued)."""
         self.pool.check()
         assert self.running.keys() == self.decoding.keys() | self.prefilling.keys()
         assert not self.running.keys() & self.waiting.keys()
         assert all(job.state.phase is Phase.WAITING for job in self.waiting.values())
         assert sum(self.phases) == len(self.decoding)
+        if not self.pool.caching:
+            held = sum(job.plain for job in self.prefilling.values())
+            held += sum(self.pool.blocks(job.kv_shift + step) for job in self.decoding.values())
+            assert self.pool.total - self.pool.free == held
+            assert self.context == sum(job.kv_shift + step + 1 for job in self.decoding.values())

@@ -188,9 +188,12 @@ class Engine:
             batch.chunks = [c for c in batch.chunks if c.job.version == c.version]
             self.batcher.begin(plan, self.step + 1, batch)
             batch.chunks = [c for c in batch.chunks if c.job.version == c.version]
+        nothing = not batch.chunks and len(self.batcher.decoding) == len(batch.held)
         for job in batch.held:
+            if nothing:
+                self.batcher.release(job)
             heapq.heappush(self._finishing, (job.finish_step, job.row, job.version, job))
-        if not batch.chunks and len(self.batcher.decoding) == len(batch.held):
+        if nothing:
             return self._wait(now)
         self._idle_polls = 0
         if self._may_run_ahead(batch):
@@ -437,4 +440,4 @@ class Engine:
         """Raise AssertionError when an invariant is broken (for tests, at a boundary)."""
         self._tell()
         self.ledger.check()
-        self.batcher.check()
+        self.batcher.check(self.step)
