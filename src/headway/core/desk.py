@@ -155,6 +155,7 @@ class Desk:
         self._deferred.pop(ids[0], None)
         bounds: list[float | None] = []
         for state in states:
+            state.booked = states[0].booked
             verdict = self._verdict(view, admission, state)
             if isinstance(verdict, Accept):
                 ledger.accept(state, verdict.bound_s)
