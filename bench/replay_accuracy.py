@@ -13,6 +13,7 @@ All three are repeated; each figure is the median over the repeats of that run's
 bench/results. RESULT keys:
 
     max_error_ms            largest error of any TTFT, TPOT, TBT or E2E against what the server really wrote
+    p99_error_ms            the same, P99 of the worst of the four: what the client adds but for moments without a CPU
     p99_error_script_ms     P99 of the worst of the four against the script (includes the server waking late)
     max_error_script_ms     the same, maximum
     lateness_p99_ms         sent - scheduled at 1,000 req/s
@@ -52,12 +53,14 @@ def main() -> None:
     told = parse.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        own, script_p99, script_max, lateness = [], [], [], []
+        own, own_p99, script_p99, script_max, lateness, without_cpu = [], [], [], [], [], []
         for i in range(told.repeats):
             trace = regular_trace(n=600, rate=100.0, output_tokens=31)
             run, log = measure(_ACCURACY, trace, folder / f"accuracy-{i}")
             to_script, to_writes = errors(run, log, _ACCURACY)
             own.append(max(e.max_s for e in to_writes.values()) * 1e3)
+            own_p99.append(max(e.p99_s for e in to_writes.values()) * 1e3)
+            without_cpu.append(run.meta["client"]["cpu_wait_s"])
             script_p99.append(max(e.p99_s for e in to_script.values()) * 1e3)
             script_max.append(max(e.max_s for e in to_script.values()) * 1e3)
             show = lambda part: ", ".join(  # noqa: E731
@@ -89,6 +92,7 @@ def main() -> None:
     median = lambda values: round(statistics.median(values), 3)  # noqa: E731
     result = {
         "max_error_ms": median(own),
+        "p99_error_ms": median(own_p99),
         "p99_error_script_ms": median(script_p99),
         "max_error_script_ms": median(script_max),
         "lateness_p99_ms": median(lateness),
@@ -102,6 +106,8 @@ def main() -> None:
     }
     tries = {
         "max_error_ms": own,
+        "p99_error_ms": own_p99,
+        "client_without_cpu_s": without_cpu,
         "p99_error_script_ms": script_p99,
         "max_error_script_ms": script_max,
         "lateness_p99_ms": lateness,
