@@ -264,8 +264,9 @@ class ResponseTime:
                 tried = load._replace(pace_s=share * own)
                 found = self._after_short_steps(view, request, tried, horizon_s, left, backlog[: at + 1], at)
                 finish[0] = min(finish[0], found[0])
-            if not (counts & (finish > spare[: len(finish)])).any():
-                break
+            late = np.where(counts, finish - spare[: len(finish)], -math.inf).max()
+            if late <= 0 or late > 2 * max(own, step):
+                break  # shorter slots gain less than two of these
         return finish
 
     def _after_short_steps(
