@@ -75,7 +75,7 @@ def test_the_classes_of_headway_are_a_valid_configuration(tmp_path: Path) -> Non
     assert config.eps == 0.1
     assert config.classes["chat"].ttft_ms == 1000
     assert config.classes["document"].tpot_ms == 150
-    assert config.classes["document"].weight == 8
+    assert config.classes["document"].weight == WEIGHTS["document"]
     assert write_config(stock(), tmp_path) is None
     nothing = write_config(no_op(MIXED), tmp_path)
     assert nothing is not None
