@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.7, help="multiple of capacity")
     parser.add_argument("--kinds", default="single,mixed")
     parser.add_argument("--tuned", default="96,600", help="token budget, queued tokens of the tuned rival")
+    parser.add_argument("--no-op", default="single", help="kinds that Headway as a no-op runs on as well")
     parser.add_argument("--capacity", default="", help="requests/s by kind, as found before: single=2.5,mixed=2.2")
     args = parser.parse_args()
     kinds = ["mixed"] if args.quick else args.kinds.split(",")
@@ -49,12 +50,13 @@ def main() -> None:
             workload = WORKLOADS[kind]
             ours = headway(workload.targets, workload.weights)
             nothing = no_op(workload.targets)
-            arena.start(ours, *([] if args.quick else [nothing]))
+            idle = [] if args.quick or kind not in args.no_op.split(",") else [nothing]
+            arena.start(ours, *idle)
             capacity = float(known.get(kind, 0)) or measure(arena, base, workload, n=60 if args.quick else 120)[0]
             say(f"capacity on {kind}: {capacity:.2f} requests/s")
             cells = duel(
                 arena,
-                [base, hand, ours] if args.quick else [base, hand, ours, nothing],
+                [base, hand, ours, *idle],
                 workload,
                 capacity=capacity,
                 loads=[args.load],
@@ -62,13 +64,13 @@ def main() -> None:
                 duration_s=25.0 if args.quick else args.duration,
                 on_run=lambda cell, kind=kind: say(f"{kind} {line(cell)}"),
             )
-            arena.stop(ours, *([] if args.quick else [nothing]))
+            arena.stop(ours, *idle)
             log["kinds"][kind] = [record(cell) for cell in cells]
             (out / "low_load.json").write_text(json.dumps(log, indent=1), encoding="utf-8")
             scores = score(cells, base.name, hand.name, ours.name, nothing.name)
             say(f"{kind}: {scores}")
             result.update({f"{kind}_{key}": value for key, value in scores.items()})
-            for system in (base, hand, ours) if args.quick else (base, hand, ours, nothing):
+            for system in (base, hand, ours, *idle):
                 found = spread(cells, system, args.load, lambda s: s["total"]["attainment"])
                 ttft = spread(cells, system, args.load, lambda s: s["total"]["ttft"]["p50_s"])
                 tpot = spread(cells, system, args.load, lambda s: s["total"]["tpot"]["p50_s"])
