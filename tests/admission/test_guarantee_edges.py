@@ -329,3 +329,40 @@ def test_its_own_pace_does_not_slow_what_comes_before_its_first_token() -> None:
     decoding(ledger, request(0, tpot=0.02, output=500))
     verdict = test.decide(view(ledger, cost, blocking_s=0.25), request(1, ttft=4.0, tpot=0.02, prompt=9000))
     assert verdict == Accept(bound_s=pytest.approx(108 * 0.0184 + 0.02))  # slots of 18.4 ms carry 8.4 ms
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"async_lag": True},
+        {"async_lag": True, "token_budget": 120, "output_cap": 24},
+        {"prefix_cache": True, "kv_blocks": 120, "async_lag": True},
+        {"kv_blocks": 90, "max_running": 12},
+    ],
+)
+def test_no_promise_breaks_in_the_twin(seed: int, settings: dict[str, object]) -> None:
+    """Bursts of every class and rule on an engine with a pool, a prefix cache, a lag: spells of fast and slow steps."""
+    rng = random.Random(seed)
+    cost = CostCoefficients(
+        g=0.005, a=rng.choice([2e-5, 2e-4]), b=rng.choice([5e-5, 8e-4]), k=1e-7, x=rng.choice([1e-8, 1e-6])
+    )
+    pace = 1.3 * (cost.g + 16 * cost.a)
+    slos = {}
+    for name, ttft in (("a", 0.1), ("b", 0.4), ("c", 1.5)):
+        hard, each = rng.random() < 0.4, pace * rng.choice([1.6, 3.0, 8.0, 20.0])
+        rule = rng.choice(["reject", "reject", "defer", "best_effort"])
+        slos[name] = Slo(
+            name=name, ttft_s=ttft, tpot_s=None if hard else each, tbt_s=each if hard else None, on_miss=rule
+        )
+    rows, hashes, now = [], [], 0.0
+    while len(rows) < 160:
+        now += rng.expovariate(1 / 0.06)
+        for _ in range(rng.choice([1, 1, 8])):
+            prompt = rng.choice([1, 8, 40, 90, 300, 900])
+            rows.append((now, prompt, rng.choice([1, 3, 8, 30]), rng.choice("abc")))
+            hashes.append([1000 * rng.randrange(6) + block for block in range(prompt // 16)])
+    arrived = trace(rows, hashes if settings.get("prefix_cache") else None)
+    found = attempted(arrived, scenario(slos, cost=cost, factor=1.3, **settings), "spells", spells(0.25, 1.3, seed))
+    assert found.missed == 0
+    assert found.accepted > 0
