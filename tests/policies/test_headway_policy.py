@@ -158,6 +158,18 @@ def test_what_cannot_be_on_time_goes_last() -> None:
     assert next(iter(Headway(jump=False).plan(view(ledger)).chunks)) == "r0"
 
 
+def test_what_cannot_be_on_time_is_not_kept_out_by_what_has_no_target() -> None:
+    """It was promised a time once; best-effort requests may come without end."""
+    ledger = Ledger()
+    pending(
+        ledger,
+        request(0, ttft=0.2, prompt=500),
+        request(1, ttft=0.3, prompt=50),
+        request(2, ttft=None, patience_s=60.0, prompt=20),
+    )
+    assert list(Headway(jump=False).plan(view(ledger)).chunks) == ["r1", "r0"]
+
+
 def test_a_step_that_completes_a_first_token_ends_by_its_deadline() -> None:
     """100 tokens are due in 150 ms: the step carries 140 tokens, not the 240 of the blocking allowance."""
     ledger = Ledger()

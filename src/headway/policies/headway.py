@@ -5,8 +5,8 @@
    ahead of its pace lends its slack to a larger chunk (`tpot`); under a hard pace (`tbt`) nothing can be lent.
 2. Order. By (deadline of the first token, sequence number). A shorter prompt may jump ahead of earlier deadlines
    when, at the present rate, every one of them keeps its deadline all the same (slack stealing, Lehoczky and
-   Ramos-Thuel 1992). Requests that cannot make their deadline even if served alone come last: they must not
-   take others with them.
+   Ramos-Thuel 1992). Requests that cannot make their deadline even if served alone come behind those that
+   can, which they must not take with them, and before those that have none, which may come without end.
 3. Two-sided. Decodes run in every step. When the decodes leave no room for `min_chunk` tokens the step is decode
    only and the decodes gain pace - tau(0, n, K, 0) of slack, so prefill returns within a bounded number of steps;
    when decodes alone are slower than the pace (nothing can be gained), prefill gets `min_chunk` tokens a step.
@@ -176,7 +176,7 @@ class Headway:
         return missing / gain * base > 4 * view.blocking_s
 
     def _order(self, view: EngineView, head: list[RequestState], room: float) -> list[tuple[float, RequestState]]:
-        """(work, request) in deadline order with safe jumps; what can't be on time any more goes last."""
+        """(work, request) in deadline order with safe jumps; what can't be on time any more goes behind what can."""
         cost = view.cost.mean
         token_s, pair_s = cost.a, cost.x  # `work_s` written out: this loop runs for every pending prefill, every step
         room = max(room, 1e-6)
@@ -204,7 +204,13 @@ class Headway:
             savable.append((work, request))
         if self.jump and best is not None and best[1] > 0:
             savable.insert(0, savable.pop(best[1]))
-        return savable + lost
+        if lost:
+            # Before those without a target behind them, who may come without end and would keep them out for ever.
+            at = len(savable)
+            while at and savable[at - 1][1].slo.ttft_s is None:
+                at -= 1
+            savable[at:at] = lost
+        return savable
 
     def _behind(self, view: EngineView) -> Iterator[tuple[float, RequestState]]:
         """(work, request) of what lies beyond the window, in deadline order."""
