@@ -28,9 +28,10 @@ GRACE_S = 2.0
 #: And this long before it.
 EARLY_S = 0.05
 
-#: Bookings over which the share that is claimed is measured, and those that it starts from: one in four.
+#: Bookings over which the share that is claimed is measured, and those that it starts from: fewer than keep room, so that
+#: nothing is kept before somebody has come back.
 MEMORY = 64.0
-_CLAIMED, _RESOLVED = 1.0, 4.0
+_CLAIMED, _RESOLVED = 0.3, 4.0
 
 #: How late a booking is claimed until that is known, and at least.
 LATE_S, LEAST_LATE_S = 0.3, 0.02
