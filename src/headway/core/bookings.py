@@ -28,8 +28,8 @@ GRACE_S = 2.0
 #: And this long before it.
 EARLY_S = 0.05
 
-#: Bookings over which the share that is claimed is measured, and those that it starts from: fewer than keep room, so that
-#: nothing is kept before somebody has come back.
+#: Bookings over which the share that is claimed is measured, and those that it starts from: fewer than keep room, so
+#: that nothing is kept before somebody has come back.
 MEMORY = 64.0
 _CLAIMED, _RESOLVED = 0.3, 4.0
 
