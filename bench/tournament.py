@@ -392,7 +392,8 @@ def main() -> None:
     if pool:
         pool.shutdown()
     whole = not options.quick and not options.loads and options.traces is not None
-    finish("tournament", result, {"capacity_req_s": run.capacities, "cells": cells(run)}, quick=not whole)
+    detail = {"capacity_req_s": run.capacities, "seeds": list(run.seeds), "cells": cells(run)}
+    finish("tournament", result, detail, quick=not whole)
 
 
 def cells(run: Tournament) -> dict[str, str]:
@@ -430,7 +431,7 @@ def summary(run: Tournament, names: list[str], factors: list[float], overloads: 
         mine = median(run.of(name, factor, default))[0]
         rivals = {
             arm: median(run.of(name, factor, arm))[0]
-            for arm in {s.task.arm for s in run.scores if (s.task.load, s.task.factor) == (name, factor)}
+            for arm in sorted({s.task.arm for s in run.scores if (s.task.load, s.task.factor) == (name, factor)})
             if "clairvoyant" not in arm and not arm.startswith("known") and arm not in (default, guard)
         }
         best = max(rivals, key=lambda arm: rivals[arm])
