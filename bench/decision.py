@@ -16,15 +16,15 @@ the same on the thread's CPU clock: on a busy machine it lacks what other proces
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import math
 import os
 import random
+import statistics
 import time
 from collections import Counter
 
+from _report import arguments, finish
 from headway.admission import create as create_admission
 from headway.core import Accept, CostCoefficients, DemandWindow, EngineView, KvView, Ledger, RequestState, Slo, StepCost
 from headway.policies import create as create_policy
@@ -126,11 +126,14 @@ class Engine:
         return seconds
 
 
-def measure(running: int, waiting: int, steps: int, seed: int) -> dict:
+def measure(running: int, waiting: int, steps: int, seed: int, *, strict: bool = False) -> dict:
     """Return the distribution of decision times at one size."""
     engine = Engine(running, waiting, seed)
     policy, admission = create_policy("headway"), create_admission("response_time")
-    times, cpus, plans, lengths, verdicts = [], [], [], [], Counter()
+    if strict:
+        policy = create_policy("headway", jump=False)
+        admission = create_admission("response_time", strict=True, foresight=0.0)
+    times, decides, cpus, plans, lengths, verdicts = [], [], [], [], [], Counter()
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -154,6 +157,7 @@ def measure(running: int, waiting: int, steps: int, seed: int) -> dict:
             continue
         times.append((ended - started) / 1e3)
         cpus.append(cpu / 1e3)
+        decides.append((between - started) / 1e3)
         plans.append((ended - between) / 1e3)
         lengths.append(seconds)
         verdicts[type(verdict).__name__ + (f" {verdict.reason}" if hasattr(verdict, "reason") else "")] += 1
@@ -166,6 +170,7 @@ def measure(running: int, waiting: int, steps: int, seed: int) -> dict:
         "p50_us": percentile(times, 0.50),
         "p99_us": percentile(times, 0.99),
         "cpu_p99_us": percentile(cpus, 0.99),
+        "decide_p99_us": percentile(decides, 0.99),
         "plan_p50_us": percentile(plans, 0.50),
         "step_ms": 1e3 * sum(lengths) / len(lengths),
         "share_of_step": sum(times) / 1e6 / sum(lengths),
@@ -187,38 +192,48 @@ def slope(xs: list[float], ys: list[float]) -> float:
 
 def main() -> None:
     """Measure every size, print the table and the RESULT line."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--quick", action="store_true", help="500 steps a size instead of 2,000")
-    options.add_argument("--seed", type=int, default=0)
+    options = arguments(__doc__ or "")
+    options.add_argument("--seeds", type=int, default=3, help="runs of each size; medians over them")
     chosen = options.parse_args()
-    steps = 500 if chosen.quick else 2000
+    steps, seeds = (500, range(1)) if chosen.quick else (2000, range(chosen.seeds))
     core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
-    print(f"Python time of view + decide + plan, {steps} steps a size, pinned to one core, seed {chosen.seed}")
-    heads = ("running", "waiting", "P50 us", "P99 us", "CPU P99", "plan P50", "step ms", "share")
+    print(
+        f"Python time of view + decide + plan, {steps} steps a size and seed, pinned to one core, {len(seeds)} seed(s)"
+    )
+    heads = ("running", "waiting", "P50 us", "P99 us", "CPU P99", "dec. P99", "plan P50", "step ms", "share")
     print(" ".join(f"{head:>8}" for head in heads) + "  verdicts")
     rows = []
-    for running, waiting in SIZES:
-        row = measure(running, waiting, steps, chosen.seed)
-        rows.append(row)
-        times = " ".join(f"{row[key]:8.0f}" for key in ("p50_us", "p99_us", "cpu_p99_us", "plan_p50_us"))
-        step = f"{row['step_ms']:8.1f} {row['share_of_step']:8.2%}"
-        print(f"{running:8} {waiting:8} {times} {step}  {row['verdicts']}", flush=True)
-    sizes = [float(row["running"] + row["waiting"]) for row in rows]
-    exponent = slope(sizes, [row["p50_us"] for row in rows])
+    for running, waiting, strict in [(*size, False) for size in SIZES] + [(*HEADLINE, True)]:
+        for seed in seeds:
+            row = {"seed": seed, "strict": strict, **measure(running, waiting, steps, seed, strict=strict)}
+            rows.append(row)
+            keys = ("p50_us", "p99_us", "cpu_p99_us", "decide_p99_us", "plan_p50_us")
+            times = " ".join(f"{row[key]:8.0f}" for key in keys)
+            step = f"{row['step_ms']:8.1f} {row['share_of_step']:8.2%}"
+            print(f"{running:8} {waiting:8} {times} {step}  {'strict ' * strict}{row['verdicts']}", flush=True)
+
+    def median(key: str, size: tuple[int, int], *, strict: bool = False) -> float:
+        found = [r[key] for r in rows if (r["running"], r["waiting"]) == size and r["strict"] == strict]
+        return statistics.median(found)
+
+    sizes = [float(running + waiting) for running, waiting in SIZES]
+    exponent = slope(sizes, [median("p50_us", size) for size in SIZES])
     allowed = slope(sizes, [n * math.log(n) for n in sizes])
     print(f"growth of P50 over the sizes: n^{exponent:.2f} (n log n over the same sizes: n^{allowed:.2f})")
-    headline = next(row for row in rows if (row["running"], row["waiting"]) == HEADLINE)
     result = {
-        "p99_us": round(headline["p99_us"], 1),
-        "share_of_step": round(headline["share_of_step"], 5),
+        "p99_us": round(median("p99_us", HEADLINE), 1),
+        "share_of_step": round(median("share_of_step", HEADLINE), 5),
         "exponent": round(exponent, 3),
-        "p50_us": round(headline["p50_us"], 1),
-        "cpu_p99_us": round(headline["cpu_p99_us"], 1),
+        "p50_us": round(median("p50_us", HEADLINE), 1),
+        "cpu_p99_us": round(median("cpu_p99_us", HEADLINE), 1),
+        "decide_p99_us": round(median("decide_p99_us", HEADLINE), 1),
+        "strict_decide_p99_us": round(median("decide_p99_us", HEADLINE, strict=True), 1),
         "exponent_n_log_n": round(allowed, 3),
-        "steps": headline["n"],
+        "steps": steps,
+        "seeds": len(seeds),
     }
-    print("RESULT " + json.dumps(result))
+    finish("decision", result, {"rows": rows}, quick=chosen.quick)
 
 
 if __name__ == "__main__":
