@@ -66,8 +66,11 @@ CLASSES = {
 }
 
 
-def logged(path: Path, *, known: bool, cached: bool = False, **config: Any) -> Path:
-    """Serve an overload with the real driver on the scripted engine and keep its step log."""
+def logged(path: Path, *, known: bool, cached: bool = False, again: bool = False, **config: Any) -> Path:
+    """Serve an overload with the real driver on the scripted engine and keep its step log.
+
+    `again`: every second request is the same as an earlier one, so some come back after a refusal.
+    """
     settings = Config.model_validate(CLASSES | config)
     cost = StepCost(ROUND) if known else StepCost()
     engine = FakeEngine(settings, cost=cost, blocks=400, max_step_tokens=256, max_running=16)
@@ -98,6 +101,7 @@ def logged(path: Path, *, known: bool, cached: bool = False, **config: Any) -> P
             output_tokens=draw.randrange(2, 20),
             slo_class="long" if long else "chat",
             cached_tokens=16 * draw.randrange(3) if cached else 0,
+            fingerprint=f"f{number - 9 * (number % 2)}" if again else None,
         )
     engine.run()
     recorder.close()
@@ -130,6 +134,14 @@ def test_what_the_prefix_cache_held_is_taken_from_the_log(tmp_path: Path) -> Non
     assert any(each.cached_tokens for each in real.asked)
     found = compare(real, rerun(real)[0])
     assert (found.divergence, found.same_verdicts) == (None, 150)
+
+
+def test_room_that_is_kept_for_those_who_come_back(tmp_path: Path) -> None:
+    """Who was told when to come, and who came, is part of the decisions; without bookings they are others."""
+    real = read(logged(tmp_path / "steps.jsonl", known=True, again=True))
+    found = compare(real, rerun(real)[0])
+    assert (found.divergence, found.same_verdicts) == (None, 150)
+    assert compare(real, rerun(real, bookings=False)[0]).divergence is not None
 
 
 def test_a_change_of_one_setting_in_a_rerun(tmp_path: Path) -> None:

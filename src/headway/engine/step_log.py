@@ -9,7 +9,8 @@ Lines without `event` are executed steps, which the twin fits the step cost to: 
 Lines with `event` tell the rest, so that the twin can be held against every decision (twin/decisions.py):
 
     started    what the engine is: settings, versions, configuration, the step cost that it believed in
-    arrived    a request: `id` of the engine, `r` (its number in all other lines), lengths, targets
+    arrived    a request: `id` of the engine, `r` (its number in all other lines), lengths, targets; `same`, a salted
+               digest that a request sent again has again (bookings)
     refused    reason and the bound that could have been promised
     preempted, finished
 
@@ -66,6 +67,7 @@ class StepLog:
                 **{key: value for key, value in targets.items() if value is not None},
                 "weight": slo.weight,
                 "on_miss": slo.on_miss,
+                "same": state.fingerprint[:12],
             }
         )
 

@@ -30,6 +30,8 @@ class EngineConfig:
             is declared, as a replay does that asks for it.
         learn: let the decisions learn the step cost online, starting from the profile; otherwise they know the
             profile's coefficients and its envelope.
+        bookings: keep room for whoever a refusal told when to come back, as the engine does; nobody of a trace comes
+            back, so it stops once that is known.
         eps: share of steps that may exceed the envelope.
         fast: skip steps in which nothing is decided. Same results, or it is a bug.
     """
@@ -47,6 +49,7 @@ class EngineConfig:
     patience_s: float = 60.0
     output_cap: int | None = None
     learn: bool = True
+    bookings: bool = False
     eps: float = 0.05
     fast: bool = True
 

@@ -48,7 +48,8 @@ class StepTaken:
 class Asked:
     """A request as it reached the engine (`reached_s`) after it had reached the server (`arrival_s`).
 
-    `seen_s` is when the engine next planned a step.
+    `seen_s` is when the engine next planned a step. Requests of one `fingerprint` are the same, sent again; None: the
+    log does not say.
     """
 
     number: int
@@ -61,6 +62,7 @@ class Asked:
     max_output_tokens: int
     cached_tokens: int
     slo: Slo
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,4 +344,5 @@ def _asked(entry: Mapping[str, Any]) -> Asked:
         max_output_tokens=entry["max_output_tokens"],
         cached_tokens=entry["cached_tokens"],
         slo=slo,
+        fingerprint=entry.get("same"),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from headway.core import (
     Accept,
     Admission,
+    Bookings,
     DemandWindow,
     Desk,
     EngineView,
@@ -57,7 +58,7 @@ class Gate:
         self._belief = belief
         self._recorder = recorder
         self._watch_demand = watch_demand
-        self._desk = Desk(patience_s=config.patience_s)
+        self._desk = Desk(patience_s=config.patience_s, bookings=Bookings() if config.bookings else None)
 
     def receive(self, now: float, arrival: Arrival) -> None:
         """A request reaches the front end: refused at once when it can never fit or the stock valve is shut."""
@@ -76,6 +77,8 @@ class Gate:
             self._recorder.refused(job, now, Reason.QUEUE_FULL, None)
         else:
             self.queued_tokens += arrival.input_tokens
+            reached = now if arrival.reached_s is None else arrival.reached_s
+            self._desk.arrive(job.state, self._belief.mean, reached)
             self.inbox.append(job)
 
     def _state(self, arrival: Arrival) -> RequestState:
@@ -94,6 +97,7 @@ class Gate:
             cached_tokens=arrival.cached_tokens,
             front_s=self._config.front_s,
             patience_s=self._config.patience_s,
+            fingerprint=arrival.id if arrival.fingerprint is None else arrival.fingerprint,
         )
         if arrival.due_s is not None:
             state.due_s = arrival.due_s

@@ -85,6 +85,7 @@ def rerun(real: Decisions, **changes: Any) -> tuple[Decisions, pl.DataFrame]:
     told = dict(real.about.get("config", {}))
     told |= {key: changes.pop(key) for key in list(changes) if key in told}
     engine = {**real.about.get("engine", {}), **changes}
+    engine["bookings"] = bool(told.get("bookings"))
     engine["prefix_cache"] = False  # what it held is in the log, which has no contents
     config = EngineConfig(
         **engine, front_s=(told["front_ms"] or 0.0) / 1e3, patience_s=told["patience_s"], eps=told["eps"], fast=False
@@ -123,6 +124,8 @@ def _arrivals(real: Decisions) -> Iterator[Arrival]:
             declared=asked.max_output_tokens,
             due_s=asked.due_s,
             cached_tokens=asked.cached_tokens,
+            fingerprint=asked.fingerprint,
+            reached_s=asked.reached_s,
         )
 
 

@@ -16,9 +16,10 @@ _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "slo_class", "session_
 class Arrival(NamedTuple):
     """One request of the trace.
 
-    The last four are for requests that a real engine has seen: when its server got them, which answer they declared,
-    the deadline of their first token (None: on arrival, the true length, by the engine's settings), and the prompt
-    tokens that its prefix cache held, in place of prefix ids.
+    The last six are for requests that a real engine has seen: when its server got them, which answer they declared,
+    the deadline of their first token (None: on arrival, the true length, by the engine's settings), the prompt
+    tokens that its prefix cache held, in place of prefix ids, what tells that a request came again (None: it is like
+    no other), and when they reached the engine, of which it took notice at `time_s`.
     """
 
     row: int  # position in the trace that is simulated
@@ -34,6 +35,8 @@ class Arrival(NamedTuple):
     declared: int | None = None
     due_s: float | None = None
     cached_tokens: int = 0
+    fingerprint: str | None = None
+    reached_s: float | None = None
 
     @property
     def id(self) -> str:
