@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from _build import request, view
+from headway.admission.response_time import ResponseTime
 from headway.core import Accept, Answer, Defer, Desk, Ledger, Reason, Reject, RequestState, Slo
 from headway.core.desk import GROUP_LATE_S, GROUP_WAIT_S, RETRIES_PER_STEP
 from headway.core.verdict import Verdict
@@ -153,3 +154,34 @@ def test_who_leaves_is_not_asked_about() -> None:
     script = Script(lambda v, r: Accept())
     found = list(desk.ask(view(ledger, now=0.1), script))
     assert verdicts(found) == {second.id: "Accept", third.id: "Accept"}
+
+
+def test_a_lost_deadline_at_the_head_is_renewed() -> None:
+    """A document of 2 s that is due in 1 s gets another of its targets; who can make it, and who has none, does not."""
+    ledger = Ledger()
+    lost = request(0, ttft=6.0, prompt=2000, arrival=-5.0)
+    fine = request(1, ttft=6.0, prompt=500, arrival=-5.0)
+    free = request(2, ttft=None, patience_s=1.0, prompt=2000)
+    for one in (lost, fine, free):
+        ledger.arrive(one)
+        ledger.accept(one, one.due_s)
+    ledger.schedule(lost.id, 100)
+    assert list(Desk().ask(view(ledger), Script(lambda v, r: FULL))) == []
+    assert (lost.due_s, fine.due_s, free.due_s) == (6.0, 1.0, 1.0)
+    assert (lost.remaining_tokens, ledger.prefilling) == (1900, 1)
+    assert [one.id for one in ledger.pending] == [fine.id, free.id, lost.id]
+    ledger.check()
+
+
+def test_a_lost_document_does_not_refuse_the_chats_behind_it() -> None:
+    """The policy serves them first, so the admission test must not count it as served before them."""
+    ledger = Ledger()
+    lost = request(0, ttft=6.0, prompt=3000, arrival=-5.0, tpot=0.5)
+    other = request(1, ttft=9.0, prompt=100, tpot=0.5)
+    for one in (lost, other):
+        ledger.arrive(one)
+        ledger.accept(one, one.due_s)
+    chat = request(2, ttft=1.5, prompt=50, tpot=0.5)
+    ledger.arrive(chat)
+    (answer,) = Desk().ask(view(ledger), ResponseTime())
+    assert isinstance(answer.verdict, Accept)

@@ -27,6 +27,9 @@ from headway.core.view import EngineView
 #: Deferred requests that are asked about again at one boundary, so that a crowd of them cannot slow the steps down.
 RETRIES_PER_STEP = 4
 
+#: Lost deadlines that are renewed at one boundary.
+RENEWED_PER_STEP = 4
+
 #: A group whose members do not all arrive is decided after this time with those that did.
 GROUP_WAIT_S = 1.0
 
@@ -52,6 +55,19 @@ class _Group:
     since_s: float
     waiting: list[str]  # those that arrived
     verdict: Accept | Reject | None = None
+
+
+def renew(view: EngineView) -> None:
+    """Give prompts at the head of the queue whose deadline is lost a new one, a target from now.
+
+    The policy serves what is lost behind what is not, while an admission test counts what is due before a candidate as
+    served before it: a lost document at the head would refuse every chat until it is done, for the longer the more.
+    """
+    ledger, cost, start = view.ledger, view.cost.mean, view.now_s + view.residual_s
+    for request in ledger.pending[:RENEWED_PER_STEP]:
+        target, left = request.slo.ttft_s, request.remaining_tokens
+        if target is not None and left and request.due_s - start < cost.work_s(left, request.computed_tokens):
+            ledger.postpone(request, start + target)
 
 
 class Desk:
@@ -113,6 +129,7 @@ class Desk:
 
     def ask(self, view: EngineView, admission: Admission) -> Iterator[Answer]:
         """Yield the verdicts of this boundary as they fall: what raises later does not undo them."""
+        renew(view)
         now, deferred, undecided = view.now_s, self._deferred, view.ledger.undecided
         asked = [i for i, until in deferred.items() if now >= until]
         asked += [i for i in islice(deferred, RETRIES_PER_STEP) if now < deferred[i]]

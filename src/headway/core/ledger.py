@@ -203,6 +203,14 @@ class Ledger:
         request.target_tokens = request.prompt_tokens + request.output_tokens
         self._insert(request)
 
+    def postpone(self, request: RequestState, due_s: float) -> None:
+        """A pending request gets another deadline for its first token, because the one that it had is lost."""
+        started = request.phase is Phase.PREFILL
+        self._remove(request)
+        request.due_s = due_s
+        self._insert(request)
+        self.prefilling += started
+
     def finish(self, request_id: str) -> RequestState:
         """The request ended, was refused, or was aborted by its client."""
         request = self.requests.pop(request_id)
