@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from _report import machine
 from headway.core import Slo
 from headway.demo.arena import Arena
 from headway.demo.capacity import measure as measure_capacity
@@ -107,7 +108,7 @@ def measure(
                 runs.append(each | {"label": label, "valid": run.valid})
             arena.stop(system)
             known["systems"][name] = runs
-            known |= {"capacity_req_s": capacity, "quick": quick}
+            known |= {"capacity_req_s": capacity, "quick": quick, "commit": machine()["commit"]}
             path.write_text(json.dumps(known, indent=1))
 
 
@@ -126,6 +127,7 @@ class Played:
     role: str
     load: float
     seed: int
+    valid: bool  # the client was in time
     trace: Trace
     frame: pl.DataFrame
     asked: Mapping[int, Asked]  # index in the trace -> as the engine saw it
@@ -152,14 +154,20 @@ class Session:
 
 
 def judge(folders: Sequence[Path], say: Callable) -> dict[str, Any]:
-    """Return the errors of the twin on everything that was measured; writes a profile into each folder."""
+    """Return the errors of the twin on everything that was measured; writes a profile into each folder.
+
+    Decisions are those of the code that runs here: judge with the commit that was measured.
+    """
     manifests = {folder: json.loads((folder / MANIFEST).read_text()) for folder in folders}
     report: dict[str, Any] = {
         "capacity_req_s": [round(each["capacity_req_s"], 3) for each in manifests.values()],
+        "commits": [each.get("commit") for each in manifests.values()],
         "loads": {},
         "again": {},
         "decisions": {},
         "fit_error": {},
+        "speed": {},
+        "late_client": {},
         "engine": {},
     }
     for name, (_, settings) in SYSTEMS.items():
@@ -189,13 +197,30 @@ def judge(folders: Sequence[Path], say: Callable) -> dict[str, Any]:
             profile = replace(session.profile, twin_error=tuple(entries))
             profile.save(session.folder / f"{name}.profile.toml")
         report["fit_error"][name] = [each.profile.fit_error for each in sessions]
-        report["engine"][name] = sessions[-1].real.about
+        about = sessions[-1].real.about
+        report["engine"][name] = {key: about[key] for key in ("device", "dtype", "engine", "config") if key in about}
+        report["speed"][name] = {f"{s.folder.name} {_key(run)}": _speed(s, run) for s in sessions for run in s.runs}
+        report["late_client"][name] = [
+            f"{s.folder.name} {_key(run)}" for s in sessions for run in s.runs if not run.valid
+        ]
+        say(f"{name}, real step times over the fit, run by run: {list(report['speed'][name].values())}")
         report["decisions"][name] = {
             f"{session.folder.name} {key}": value
             for session in sessions
             for key, value in _decisions(session, say).items()
         }
     return report
+
+
+def _key(run: Played) -> str:
+    return f"{run.role} {run.load:g}x {run.seed}"
+
+
+def _speed(session: Session, run: Played) -> float:
+    """Return the time that the steps of a run took, over what the profile says of the same steps."""
+    cost = session.profile.cost
+    steps = [each.step for each in session.real.steps if run.zero_s <= each.planned_s < run.end_s]
+    return round(sum(s.seconds for s in steps) / sum(cost.seconds(s.q, s.n, s.K, s.X) for s in steps), 3)
 
 
 def _line(values: Mapping[str, float]) -> str:
@@ -218,6 +243,7 @@ def _played(out: Path, run: Mapping[str, Any], capacity: float, real: Decisions)
         role=run["role"],
         load=run["load"],
         seed=run["seed"],
+        valid=run["valid"],
         trace=trace_of(run, capacity),
         frame=kept.frame,
         asked=asked,
@@ -254,25 +280,31 @@ def _errors_of(
     sessions: Sequence[Session], load: float, profile: Profile | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the twin's errors on the pooled runs of one load; without a profile each session has its own."""
-    real, twin, busy = [], [], []
+    real, busy = [], []
+    twins: dict[int, list[pl.DataFrame]] = {seed: [] for seed in NOISE}
     for session in sessions:
+        # Who was refused and told when to come back has room kept, although nobody of a trace comes.
+        told = {"bookings": bool(session.real.about.get("config", {}).get("bookings"))}
         for run in session.held(load):
             real.append(run.frame)
             trace, skipped = _with_history(run, session.runs)
             for seed in NOISE:
                 scenario = Scenario(
-                    profile=profile or session.profile, slos=_slos(), settings=dict(settings), seed=seed
+                    profile=profile or session.profile, slos=_slos(), settings={**settings, **told}, seed=seed
                 )
                 outcome = simulate(trace, scenario)
-                twin.append(outcome.frame.filter(pl.col("index") >= skipped))
+                twins[seed].append(outcome.frame.filter(pl.col("index") >= skipped))
                 busy.append(float(outcome.facts["busy_share"]))
-    one, two = pl.concat(real), pl.concat(twin)
+    one, each = pl.concat(real), [pl.concat(frames) for frames in twins.values()]
+    two, alone = pl.concat(each), [_values(frame) for frame in each]
+    spread = {key: [pick(v[key] for v in alone) for pick in (min, max)] for key in alone[0]}
     return {
         "n": one.height,
         "busy": round(float(np.mean(busy)), 3),
         "errors": errors(one, two),
         "real": _values(one),
         "twin": _values(two),
+        "twin_by_noise_seed": {key: [round(value, 5) for value in pair] for key, pair in spread.items()},
     }
 
 
@@ -329,7 +361,7 @@ def _decisions(session: Session, say: Callable) -> dict[str, Any]:
         agreement = compare(one, two).as_dict()
         came = {each.number: each.reached_s for each in run.asked.values()}
         agreement["errors"] = _engine_errors(*(each.tokens() for each in (one, two)), came)
-        key = f"{run.role} {run.load:g}x {run.seed}"
+        key = _key(run)
         found[key] = agreement
         say(
             f"  {key}: {agreement['same_steps']} of {agreement['steps']} steps the same, first divergence after "

@@ -8,7 +8,8 @@
    log through the twin on the clock of the real steps.
 
 Errors: P50 and P99 of TTFT and TPOT relative to the real value; attainment and refusals as absolute shares.
-`--out FOLDER` of an earlier run with other `--systems` adds to it; `--judge FOLDER ...` pools what lies there.
+`--out FOLDER` of an earlier run with other `--systems` adds to it; `--judge FOLDER ...` pools what lies there, at the
+commit that was measured: the decisions are held against those of the code that runs.
 """
 
 from __future__ import annotations
@@ -169,11 +170,20 @@ def main() -> None:
         result |= {"again_p50_error": worst(p50, again), "again_p99_error": worst(p99, again)}
         decisions = [run for each in here["decisions"].values() for key, run in each.items() if " held " in key]
         steps, same = (sum(each[key] for each in decisions) for key in ("steps", "same_steps"))
-        result["same_steps_share"] = round(same / steps, 4)
+        result |= {"steps": steps, "same_steps_share": round(same / steps, 4)}
         verdicts, agreed = (sum(each[key] for each in decisions) for key in ("verdicts", "same_verdicts"))
-        result["same_verdicts_share"] = round(agreed / verdicts, 4)
+        result |= {"verdicts": verdicts, "same_verdicts_share": round(agreed / verdicts, 4)}
         given = [each["errors"] for each in decisions]
         result |= {"given_steps_p50_error": worst(p50, given), "given_steps_p99_error": worst(p99, given)}
+        for name in here["again"]:
+            own = [each["errors"] for key, each in here["loads"].items() if key.startswith(f"{name} ")]
+            twice = [here["again"][name]["errors"]]
+            result[name] = {
+                "worst_p50_error": worst(p50, own),
+                "worst_p99_error": worst(p99, own),
+                "again_p50_error": worst(p50, twice),
+                "again_p99_error": worst(p99, twice),
+            }
     result["rtx4090_error"] = None if gpu is None else gpu["error"]
     if gpu is not None:
         for name, each in gpu["second_half"].items():
