@@ -15,8 +15,7 @@ from headway.trace.synthetic import demo_trace
 MIXED = {"chat": Targets(ttft_s=1.0, tpot_s=0.15), "document": Targets(ttft_s=6.0, tpot_s=0.15)}
 SINGLE = {"default": Targets(ttft_s=3.0, tpot_s=0.15)}
 
-#: A document is worth this many chats when demand exceeds capacity. It costs about 12; at 8 chats attained a little
-#: more, and documents less than under tuned stock vLLM at twice the capacity (docs/log.md).
+#: A document is worth this many chats when demand exceeds capacity. It costs about 12 of them (docs/log.md).
 WEIGHTS = {"chat": 1.0, "document": 16.0}
 
 
