@@ -9,7 +9,10 @@ import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headway.demo.duel import Cell
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -52,6 +55,18 @@ def machine() -> dict[str, Any]:
         "versions": versions,
         "commit": commit.stdout.strip(),
         "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def describe(cell: Cell) -> dict[str, Any]:
+    """Return what a results file keeps of a run."""
+    return {
+        "system": cell.system.name,
+        "load": cell.load,
+        "rate_req_s": round(cell.rate, 4),
+        "seed": cell.seed,
+        "valid": cell.run.valid,
+        "total": cell.summary["total"],
     }
 
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _report import arguments, finish, folder
+from _report import arguments, describe, finish, folder
 from headway.demo.arena import Arena
 from headway.demo.capacity import measure
 from headway.demo.duel import Cell, duel, spread
@@ -227,16 +227,8 @@ def table(kind: str, cells: list[Cell], base: System, best: Any, ours: System, l
 
 
 def record(cell: Cell) -> dict[str, Any]:
-    total = cell.summary["total"]
-    return {
-        "system": cell.system.name,
-        "load": cell.load,
-        "rate_req_s": round(cell.rate, 4),
-        "seed": cell.seed,
-        "valid": cell.run.valid,
-        "total": total,
-        "classes": {name: part["attainment"] for name, part in cell.summary["classes"].items()},
-    }
+    classes = {name: part["attainment"] for name, part in cell.summary["classes"].items()}
+    return {**describe(cell), "classes": classes}
 
 
 def line(cell: Cell) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import polars as pl
 
 from _misses import Record
-from _report import arguments, finish, folder
+from _report import arguments, describe, finish, folder
 from headway.demo.arena import Arena
 from headway.demo.capacity import measure
 from headway.demo.duel import Cell, duel, expert
@@ -247,19 +247,6 @@ def table(cells: list[Cell], systems: list[System]) -> list[str]:
                 f"  {found['goodput_req_s'][f'{load:g}x']:13.2f}"
             )
     return rows
-
-
-def describe(cell: Cell) -> dict[str, Any]:
-    """Return what the results file keeps of a run."""
-    total = cell.summary["total"]
-    return {
-        "system": cell.system.name,
-        "load": cell.load,
-        "rate_req_s": round(cell.rate, 4),
-        "seed": cell.seed,
-        "valid": cell.run.valid,
-        "total": total,
-    }
 
 
 def line(cell: Cell) -> str:

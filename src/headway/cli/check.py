@@ -53,21 +53,15 @@ def check(
     """Check; exit 1: a promise was broken, 2: bad input."""
     from rich.console import Console
 
-    from headway.cli.simulate import _from_config, _trace
-    from headway.errors import InputError
+    from headway.cli.what_if import read_trace, with_config
     from headway.replay.targets import parse_slo
     from headway.twin import builtin
     from headway.twin.check import check as verify
     from headway.twin.scenario import Scenario, parse_settings
 
     settings = parse_settings(set_ or [])
-    slos = None
-    if config is not None:
-        if slo:
-            raise InputError("--config and --slo: expected the classes in one of them")
-        slos, given = _from_config(config)
-        settings = {**given, **settings}
-    selected = _trace(
+    slos, settings = with_config(config, slo, settings)
+    selected = read_trace(
         trace, format_, seed, start_s=start, duration_s=duration, limit=limit, time_scale=time_scale, rate=rate,
         max_input=max_input, max_output=max_output,
     )  # fmt: skip

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from headway.core import Slo
-    from headway.trace.record import Trace
-    from headway.twin.scenario import Value
     from headway.twin.sweep import Pool
 
 
@@ -63,6 +60,7 @@ def simulate(
     from rich.console import Console
     from rich.progress import track
 
+    from headway.cli.what_if import read_trace, with_config
     from headway.errors import InputError
     from headway.replay.targets import parse_slo
     from headway.twin import builtin, report
@@ -74,13 +72,8 @@ def simulate(
     points = sweeps.grid(sweep) if sweep else [{}]
     if clash := sorted(set(settings) & set(points[0])):
         raise InputError(f"--sweep and --set: {clash[0]} is in both: expected it in one of them")
-    slos = None
-    if config is not None:
-        if slo:
-            raise InputError("--config and --slo: expected the classes in one of them")
-        slos, given = _from_config(config)
-        settings = {**given, **settings}
-    selected = _trace(
+    slos, settings = with_config(config, slo, settings)
+    selected = read_trace(
         trace, format_, seed, start_s=start, duration_s=duration, limit=limit, time_scale=time_scale, rate=rate,
         max_input=max_input, max_output=max_output,
     )  # fmt: skip
@@ -130,34 +123,3 @@ def _pool(address: str | None, jobs: int, sweep: str | None) -> Iterator[Pool | 
         yield cluster
     finally:
         cluster.close()
-
-
-def _from_config(path: Path) -> tuple[dict[str, Slo], dict[str, Value]]:
-    """Return the classes and settings of a `headway.toml`; a request of an unknown class is of the default one."""
-    from headway import config as configs
-
-    config = configs.load(path)
-    slos = {name: each.slo(name) for name, each in config.classes.items()}
-    slos["default"] = slos[config.default_class]
-    settings: dict[str, Value] = {
-        "policy": config.policy,
-        "admission": config.admission,
-        "eps": config.eps,
-        "patience_s": config.patience_s,
-        "front_s": (configs.FRONT_MS if config.front_ms is None else config.front_ms) / 1e3,
-        **{f"policy.{key}": value for key, value in config.policy_parameters.items()},
-        **{f"admission.{key}": value for key, value in config.admission_parameters.items()},
-    }
-    if config.blocking_ms is not None:
-        settings["blocking_s"] = config.blocking_ms / 1e3
-    return slos, settings
-
-
-def _trace(path: Path, format_: str | None, seed: int, **selection: object) -> Trace:
-    from headway.trace import read, select
-    from headway.trace.synthetic import demo_trace
-
-    if str(path) == "demo":
-        rate, limit = selection.pop("rate") or 2.0, selection.pop("limit") or 200
-        return select(demo_trace(rate=rate, seed=seed, n=limit), **selection)  # type: ignore[arg-type]
-    return select(read(path, format_), **selection)  # type: ignore[arg-type]

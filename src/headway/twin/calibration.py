@@ -30,6 +30,7 @@ from headway.twin.profile import ENGINE_KEYS, Profile
 Floats = NDArray[np.float64]
 
 _KEYS = ("q", "n", "K", "X", "seconds")
+_WANTED = f"an object with {', '.join(_KEYS)}"
 _HELD_OUT = 0.3
 _LEAST_STEPS = 50
 #: A step this much longer than its prediction counts as a host stall, not as scatter.
@@ -66,7 +67,7 @@ def read_steps(path: Path, *, start: int = 0) -> StepLog:
         with path.open("rb") as file:
             for line, raw in enumerate(file, start=1):
                 try:
-                    entry = _entry(path, line, raw) if raw.strip() else None
+                    entry = parse_line(path, line, raw, wanted=_WANTED) if raw.strip() else None
                 except InputError:
                     if raw.endswith(b"\n"):
                         raise
@@ -85,13 +86,14 @@ def read_steps(path: Path, *, start: int = 0) -> StepLog:
     return StepLog(source=path.name, sha256=digest.hexdigest(), terms=table[:, :4], seconds=table[:, 4], about=about)
 
 
-def _entry(path: Path, line: int, raw: bytes) -> dict[str, Any]:
+def parse_line(path: Path, line: int, raw: bytes, *, wanted: str = "an object") -> dict[str, Any]:
+    """Return the JSON object of one line of a step log; `InputError` names the line and what was `wanted`."""
     try:
         entry = json.loads(raw)
     except ValueError as error:
         raise InputError(f"{path}:{line}: not JSON: {error}") from None
     if not isinstance(entry, dict):
-        raise InputError(f"{path}:{line}: expected an object with {', '.join(_KEYS)}")
+        raise InputError(f"{path}:{line}: expected {wanted}")
     return entry
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import bisect
 import difflib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ import polars as pl
 
 from headway.core import Slo, Step
 from headway.errors import InputError
+from headway.twin.calibration import parse_line
 from headway.twin.engine import Issued
 
 ACCEPTED = "accepted"
@@ -244,7 +244,7 @@ def read(path: Path) -> Decisions:
     try:
         with path.open("rb") as file:
             for line, raw in enumerate(file, start=1):
-                entry = _entry(path, line, raw)
+                entry = parse_line(path, line, raw)
                 event = entry.get("event")
                 try:
                     if event == "started":
@@ -294,16 +294,6 @@ def read(path: Path) -> Decisions:
         refusals=tuple(refusals),
         about=about,
     )
-
-
-def _entry(path: Path, line: int, raw: bytes) -> dict[str, Any]:
-    try:
-        entry = json.loads(raw)
-    except ValueError as error:
-        raise InputError(f"{path}:{line}: not JSON: {error}") from None
-    if not isinstance(entry, dict):
-        raise InputError(f"{path}:{line}: expected an object")
-    return entry
 
 
 def _step(entry: Mapping[str, Any]) -> StepTaken:

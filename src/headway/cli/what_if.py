@@ -1,0 +1,58 @@
+"""What `headway simulate` and `headway check` read alike: classes, settings and the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headway.core import Slo
+    from headway.trace.record import Trace
+    from headway.twin.scenario import Value
+
+
+def with_config(
+    config: Path | None, slo: list[str] | None, settings: Mapping[str, Value]
+) -> tuple[dict[str, Slo] | None, dict[str, Value]]:
+    """Return the classes of a `headway.toml` (None without one) and its settings under those given."""
+    from headway.errors import InputError
+
+    if config is None:
+        return None, dict(settings)
+    if slo:
+        raise InputError("--config and --slo: expected the classes in one of them")
+    slos, given = _from_config(config)
+    return slos, {**given, **settings}
+
+
+def _from_config(path: Path) -> tuple[dict[str, Slo], dict[str, Value]]:
+    """Return the classes and settings of a `headway.toml`; a request of an unknown class is of the default one."""
+    from headway import config as configs
+
+    config = configs.load(path)
+    slos = {name: each.slo(name) for name, each in config.classes.items()}
+    slos["default"] = slos[config.default_class]
+    settings: dict[str, Value] = {
+        "policy": config.policy,
+        "admission": config.admission,
+        "eps": config.eps,
+        "patience_s": config.patience_s,
+        "front_s": (configs.FRONT_MS if config.front_ms is None else config.front_ms) / 1e3,
+        **{f"policy.{key}": value for key, value in config.policy_parameters.items()},
+        **{f"admission.{key}": value for key, value in config.admission_parameters.items()},
+    }
+    if config.blocking_ms is not None:
+        settings["blocking_s"] = config.blocking_ms / 1e3
+    return slos, settings
+
+
+def read_trace(path: Path, format_: str | None, seed: int, **selection: object) -> Trace:
+    """Return the selected part of a trace file, or of a generated trace when the path is `demo`."""
+    from headway.trace import read, select
+    from headway.trace.synthetic import demo_trace
+
+    if str(path) == "demo":
+        rate, limit = selection.pop("rate") or 2.0, selection.pop("limit") or 200
+        return select(demo_trace(rate=rate, seed=seed, n=limit), **selection)  # type: ignore[arg-type]
+    return select(read(path, format_), **selection)  # type: ignore[arg-type]
