@@ -204,7 +204,7 @@ def test_the_walk_accepts_everything_that_the_closed_form_accepts(
     factor: float,
     budget: int,
 ) -> None:
-    """And promises no later."""
+    """In time as well. On equal slots it is never later (core/walk); one that stops at longer slots may be."""
     ledger = Ledger()
     decoding(ledger, *(request(500 + seq, tpot=0.1, output=3 + seq) for seq in range(streams)))
     pending(ledger, *(request(seq, ttft=targets[seq % 2], tpot=0.1, prompt=p) for seq, p in enumerate(prompts)))
@@ -215,7 +215,7 @@ def test_the_walk_accepts_everything_that_the_closed_form_accepts(
         assert isinstance(walk, Accept)
         assert closed.bound_s is not None
         assert walk.bound_s is not None
-        assert walk.bound_s <= closed.bound_s + 1e-9
+        assert max(closed.bound_s, walk.bound_s) <= candidate.due_s + 1e-9
 
 
 def demand(works: list[float], every: float = 0.1) -> DemandWindow:
