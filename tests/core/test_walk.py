@@ -135,8 +135,8 @@ def test_capacity_agrees_with_the_loop(
         cost, lengths_s=per_step.tolist(), factor=factor, left=left, reserved_tokens=reserved, backlog=backlog.tolist()
     )
     assert walk.cumulative.tolist() == pytest.approx(naive)
-    if factor == 1.0:
-        assert walk.ends_s.tolist() == pytest.approx(np.cumsum(per_step).tolist())
+    # Work on average, time at the envelope.
+    assert walk.ends_s.tolist() == pytest.approx(np.cumsum(per_step).tolist())
 
 
 def test_finish_is_the_end_of_the_step_that_reaches_the_backlog() -> None:

@@ -62,7 +62,7 @@ class ResponseTime:
     Args:
         method: "walk" (steps forward, with departures) or "closed" (constant capacity).
         strict: promise only what holds for every run in which each step stays under its envelope (`guaranteed`),
-            instead of the expected course with independent errors averaging out (`capacity`).
+            instead of the expected course (`capacity`).
         foresight: share of the recent denser demand that is reserved, 0 (none) to 1 (all).
         concede: share of what the steps can carry until its deadline that a request may take, with all that is
             before it, even when denser demand fills them: as much is left for those, and capacity is not left idle.

@@ -134,10 +134,10 @@ def capacity(
     reserved_tokens: float,
     backlog: Floats,
 ) -> Walk:
-    """Walk `len(decodes)` steps along their expected course.
+    """Walk `len(decodes)` steps along their expected course, each as long as its envelope.
 
-    The envelope's margin of j steps is taken to grow as that of independent errors, sqrt(L_1^2 + ... + L_j^2), which
-    equals the envelope for one step.
+    Steps carry what they carry on average, but their errors are not taken to average out: on a real host they last
+    for seconds (docs/log.md).
 
     Args:
         cost: coefficients of the mean step.
@@ -169,9 +169,7 @@ def capacity(
     # Done within step j, a decode from step j + 1 on: at index j, those done in steps 1..j.
     free[1:] -= cost.b * backlog.searchsorted(first[:-1] + 1e-9, side="right")
     room = np.maximum(free, 0.0)
-    ends = per_step.cumsum()
-    ends = (ends + (factor - 1.0) * np.sqrt((per_step * per_step).cumsum())) / factor
-    return Walk(cumulative=room.cumsum(), ends_s=ends)
+    return Walk(cumulative=room.cumsum(), ends_s=per_step.cumsum())
 
 
 def capacity_naive(
