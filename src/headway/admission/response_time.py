@@ -24,33 +24,15 @@ load lets up.
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.admission._finish import Load, Queue, Worst, expected
 from headway.admission._retry import departure_wait_s, first_token_wait_s
 from headway.core import Accept, Defer, EngineView, Ledger, Reason, Reject, RequestState, Verdict
-from headway.core.walk import (
-    MAX_STEPS,
-    Floats,
-    Ints,
-    capacity,
-    closed_form,
-    decode_counts,
-    guaranteed,
-    work_s,
-    worst_slot,
-)
-
-
-class _Load(NamedTuple):
-    """What a walk counts with: everything accepted that may run before the last promise is kept, and the candidate."""
-
-    pace_s: float  # the tightest of all
-    served: int  # n*
-    reserved_tokens: int  # K*
-
+from headway.core.walk import Floats, work_s
 
 #: By this part of the way a finishing time may turn out later: measured on bursts that nothing follows.
 RETRY_DOUBT = 0.07
@@ -139,7 +121,7 @@ class ResponseTime:
         if not request.has_target:
             return Accept()
 
-        load = _Load(pace, served + 1, reserved)
+        load = Load(pace, served + 1, reserved)
         dues, remaining, context, promised = self._columns(ledger)
         own = cost.work_s(request.remaining_tokens, request.computed_tokens)
         work = work_s(cost, remaining, context)
@@ -154,9 +136,9 @@ class ResponseTime:
         with_it = np.concatenate((ahead[:at], (before + own,), ahead[at:] + own))
         horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
         # Finishing times of the candidate and of everything behind it in deadline order.
-        left = ledger.outputs_left()
-        bounds = self._strict_finish if self.strict else self._finish
-        finish = start + bounds(view, request, load, horizon, left, with_it, at)
+        longest = max(request.prompt_tokens, float((remaining + context).max(initial=0.0)))
+        queue = Queue(dues, promised, at, ledger.outputs_left(), longest)
+        finish = start + self._finish(view, request, load, queue, with_it, horizon)
         bound = float(finish[0])
         late = bound - request.due_s
         detail, behind = None, 0
@@ -166,7 +148,7 @@ class ResponseTime:
             if broken.any():
                 if self.method == "walk" and not self.strict:
                     # Only a promise that holds without the candidate can be broken by it.
-                    held = start + self._finish(view, request, load, horizon, left, ahead, at)
+                    held = start + self._finish(view, request, load, queue, ahead, horizon)
                     broken &= held <= dues[at:]
                 else:
                     # The bound of a promise that holds may have grown since (more context, a tighter pace), so only
@@ -179,9 +161,9 @@ class ResponseTime:
             if late > 0 and (hurt := promised[at:] & (finish[1:] > dues[at:])).any():
                 # It would have to be due behind these as well, when it comes again.
                 behind = int(np.flatnonzero(hurt)[-1]) + 1
-            if not (math.isfinite(bound) and math.isfinite(finish[behind])):
+            if not (math.isfinite(bound) and math.isfinite(finish[behind])) and not self.strict:
                 # Not within its target: look as far as walks go, for the bound and the time to retry.
-                finish = start + bounds(view, request, load, math.inf, left, with_it, at)
+                finish = start + self._finish(view, request, load, queue, with_it, math.inf)
                 bound = float(finish[0])
             return Reject(
                 reason=Reason.TTFT,
@@ -203,6 +185,18 @@ class ResponseTime:
             until = min(request.arrival_s + self.hesitate * (request.due_s - request.arrival_s), request.due_s - alone)
             return Defer(until_s=until, otherwise=denied) if view.now_s < until else denied
         return Accept(bound_s=bound)
+
+    def _finish(
+        self, view: EngineView, request: RequestState, load: Load, queue: Queue, backlog: Floats, horizon_s: float
+    ) -> Floats:
+        """Time from the start of the next step until each entry of the cumulative backlog behind `queue.at` is done."""
+        if self.method == "walk" and not self.strict:
+            return expected(view, load, queue, backlog, horizon_s=horizon_s, min_chunk=self.min_chunk)
+        closed = self.method == "closed"
+        worst = Worst(view, load, queue, factor=self._factor(view), min_chunk=self.min_chunk, closed=closed)
+        if not self.strict:
+            return worst.at_once(min(load.pace_s, view.blocking_s), backlog, queue.at)
+        return worst.finish_s(request, backlog)
 
     def _factor(self, view: EngineView) -> float:
         """Envelope / mean; a strict promise counts that of decode-only steps too, where it is larger."""
@@ -232,118 +226,7 @@ class ResponseTime:
         steps = math.ceil(request.remaining_tokens / view.max_step_tokens)
         return steps * cost.g + cost.work_s(request.remaining_tokens, request.computed_tokens)
 
-    def _strict_finish(
-        self,
-        view: EngineView,
-        request: RequestState,
-        load: _Load,
-        horizon_s: float,
-        left: Ints,
-        backlog: Floats,
-        at: int,
-    ) -> Floats:
-        """`_finish` of the entries from place `at` on, for every course under the envelope.
-
-        Its own pace does not bind the steps before a request's first token, so the candidate is timed without it. Any
-        slot that is no longer than the shortest step gives a bound: short ones suit near deadlines, where the step that
-        a bound has to spare counts most.
-        """
-        ledger = view.ledger
-        dues, _, _, promised = ledger.columns()
-        spare = np.concatenate(((request.due_s,), dues[at:])) - view.now_s - view.residual_s
-        counts = np.concatenate(((True,), promised[at:]))[: len(backlog) - at]
-        others = ledger.pace_s if at or view.decodes else math.inf
-        own = min(others, view.blocking_s)
-        step = min(load.pace_s, view.blocking_s)
-        finish = np.full(len(backlog) - at, math.inf)
-        for share in (1.0, 0.5, 0.25):
-            tried = load._replace(pace_s=share * step)
-            found = self._after_short_steps(view, request, tried, horizon_s, left, backlog, at)
-            finish = np.minimum(finish, found)
-            if own > step:
-                tried = load._replace(pace_s=share * own)
-                found = self._after_short_steps(view, request, tried, horizon_s, left, backlog[: at + 1], at)
-                finish[0] = min(finish[0], found[0])
-            late = np.where(counts, finish - spare[: len(finish)], -math.inf).max()
-            if late <= 0 or late > 2 * max(own, step):
-                break  # shorter slots gain less than two of these
-        return finish
-
-    def _after_short_steps(
-        self,
-        view: EngineView,
-        request: RequestState,
-        load: _Load,
-        horizon_s: float,
-        left: Ints,
-        backlog: Floats,
-        at: int,
-    ) -> Floats:
-        """`_finish`, with a step's fixed part more for each promise ahead whose last step may have to be a short one.
-
-        A step that completes a first token ends by its deadline. Promises made at other paces may leave it less than
-        a full step.
-        """
-        dues, _, _, promised = view.ledger.columns()
-        if not promised[:at].any():
-            return self._finish(view, request, load, horizon_s, left, backlog, at)
-        spare = dues[:at] - view.now_s - view.residual_s
-        fixed = view.cost.mean.seconds(0, load.served, load.reserved_tokens, 0)
-        short = np.zeros(at, dtype=np.bool_)
-        for _ in range(4):
-            extra = fixed * short.cumsum()
-            shifted = backlog + np.concatenate((extra, np.full(len(backlog) - at, extra[-1])))
-            finish = self._finish(view, request, load, horizon_s, left, shifted, 0)
-            found = promised[:at] & (finish[:at] > spare) & ~short
-            if not found.any():
-                return finish[at:]
-            short |= found
-        return np.full(len(backlog) - at, math.inf)
-
-    def _finish(
-        self,
-        view: EngineView,
-        request: RequestState,
-        load: _Load,
-        horizon_s: float,
-        left: Ints,
-        backlog: Floats,
-        since: int,
-    ) -> Floats:
-        """Time from the start of the next step until each entry of the cumulative backlog from `since` on is done."""
-        cost, factor = view.cost.mean, self._factor(view)
-        step = min(load.pace_s, view.blocking_s)
-        if self.method == "walk" and not self.strict:
-            return capacity(
-                cost,
-                pace_s=load.pace_s,
-                blocking_s=view.blocking_s,
-                slack_s=view.slack_s,
-                factor=factor,
-                min_chunk=self.min_chunk,
-                decodes=decode_counts(left, _steps(horizon_s * factor, step)),
-                reserved_tokens=load.reserved_tokens,
-                backlog=backlog,
-            ).finish_s(backlog[since:])
-        _, remaining, context, _ = view.ledger.columns()
-        longest = max(request.prompt_tokens, float((remaining + context).max(initial=0.0)))
-        slot = worst_slot(
-            cost,
-            step_s=step,
-            factor=factor,
-            served=load.served,
-            reserved_tokens=load.reserved_tokens,
-            waste_s=cost.work_s(self.min_chunk, longest),
-            step_tokens=view.max_step_tokens - load.served,
-        )
-        if self.method == "closed":
-            return closed_form(slot, backlog[since:])
-        counts = decode_counts(left, _steps(horizon_s, slot.length_s))
-        tokens = load.reserved_tokens
-        walk = guaranteed(cost, slot, factor=factor, decodes=counts, reserved_tokens=tokens, backlog=backlog)
-        return walk.finish_s(backlog[since:])
-
-    def _crowded_s(self, view: EngineView, request: RequestState, own: float, backlog: float, load: _Load) -> float:
+    def _crowded_s(self, view: EngineView, request: RequestState, own: float, backlog: float, load: Load) -> float:
         """Time until this request would be in time although those that are expected to go before it come.
 
         0 when it is already; inf when that is not known: the demand must change first.
@@ -370,8 +253,3 @@ class ResponseTime:
             return 0.0
         # What is ahead of it gets less by what denser work leaves of each second; its own work does not.
         return (backlog - room) / drain if own <= room and drain > 0 else math.inf
-
-
-def _steps(horizon_s: float, step_s: float) -> int:
-    """Steps that a walk needs to look as far as the horizon."""
-    return max(1, math.ceil(min(MAX_STEPS - 1, horizon_s / step_s)) + 1) if step_s > 0 else 1
