@@ -1,7 +1,8 @@
 """The guarantee on real vLLM: misses among accepted requests of the strict setting, beside static admission.
 
 Strict setting: policy `headway` with jump = false, admission `response_time` with strict = true and foresight = 0,
-eps = 0.001. Chat-like short requests at 1x and 2x the capacity of stock vLLM, interleaved runs of the same requests.
+eps = 0.001. At 1x and 2x the capacity of stock vLLM, interleaved runs of the same requests. Traffic (`--kind`):
+`mixed`, four short chats to one document of six times the length and a later deadline, or `short`, chats only.
 Every miss is explained from the server's step log (_misses.py). Runs whose client was late are repeated once; what is
 still invalid then is counted all the same, and `invalid_runs` says so.
 
@@ -38,17 +39,23 @@ EPS = 0.001
 REPEAT_UNTIL_S = 1380.0
 LOADS = (1.0, 2.0)
 
-SHORT = Shape(
-    classes=(
-        TrafficClass(
-            slo_class="chat",
-            share=1.0,
-            inputs=Lengths(median=40, sigma=0.7, low=8, high=200),
-            outputs=Lengths(median=12, sigma=0.5, low=4, high=32),
-        ),
-    )
+CHAT = TrafficClass(
+    slo_class="chat",
+    share=1.0,
+    inputs=Lengths(median=40, sigma=0.7, low=8, high=200),
+    outputs=Lengths(median=12, sigma=0.5, low=4, high=32),
 )
-TARGETS = {"chat": Targets(ttft_s=2.0, tpot_s=0.2)}
+DOCUMENT = TrafficClass(
+    slo_class="document",
+    share=0.2,
+    inputs=Lengths(median=250, sigma=0.4, low=120, high=500),
+    outputs=Lengths(median=8, sigma=0.4, low=4, high=16),
+)
+SHAPES = {"short": Shape(classes=(CHAT,)), "mixed": Shape(classes=(replace(CHAT, share=0.8), DOCUMENT))}
+TARGETS = {
+    "short": {"chat": Targets(ttft_s=2.0, tpot_s=0.2)},
+    "mixed": {"chat": Targets(ttft_s=2.0, tpot_s=0.2), "document": Targets(ttft_s=8.0, tpot_s=0.2)},
+}
 
 #: Static limits that the sweep tries: waiting requests, queued prompt tokens, seconds of the bucket's rate.
 SWEEP: dict[str, tuple[float, ...]] = {
@@ -58,21 +65,18 @@ SWEEP: dict[str, tuple[float, ...]] = {
 }
 #: A quick run takes these as they are, and this capacity (of the embedded model on two cores of an EPYC), unless told.
 QUICK = {"queue_depth": 6, "token_bucket": 1.5}
-QUICK_CAPACITY = 8.4
+QUICK_CAPACITY = {"short": 8.4, "mixed": 5.0}
 
 
-class Short(Workload):
-    """Chat-like short requests."""
+class Traffic(Workload):
+    """Requests of one of the shapes."""
 
     def offered(self, *, rate: float, seed: int, duration_s: float | None = None, n: int | None = None) -> Any:
         """Return requests offered at `rate` per second, for a duration or a number of them."""
-        return demo_trace(rate=rate, seed=seed, duration_s=duration_s, n=n, shape=SHORT)
+        return demo_trace(rate=rate, seed=seed, duration_s=duration_s, n=n, shape=SHAPES[self.kind])
 
 
-WORKLOAD = Short(kind="short", targets=TARGETS, weights={})
-
-
-def strict() -> System:
+def strict(workload: Workload) -> System:
     """Return Headway in the form that is proved."""
     settings = {
         "eps": EPS,
@@ -80,27 +84,29 @@ def strict() -> System:
         "admission_parameters.strict": True,
         "admission_parameters.foresight": 0.0,
     }
-    return replace(headway(TARGETS, **settings), name="strict", title="Headway strict")
+    return replace(headway(workload.targets, **settings), name="strict", title="Headway strict")
 
 
-def rival(admission: str, limit: float, *, budget: tuple[str, ...], rate: float) -> System:
+def rival(workload: Workload, admission: str, limit: float, *, budget: tuple[str, ...], rate: float) -> System:
     """Return vLLM's order with a static admission test; the token bucket's limit is in seconds of its rate."""
     parameters = {"limit": int(limit)} if admission != "token_bucket" else {"rate": rate, "burst": limit * rate}
     settings = {f"admission_parameters.{key}": value for key, value in parameters.items()}
-    system = headway(TARGETS, policy="fcfs", admission=admission, **settings)
+    system = headway(workload.targets, policy="fcfs", admission=admission, **settings)
     return replace(system, name=f"{admission}-{limit:g}", title=f"{admission} {limit:g}", extra=budget)
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kind", choices=sorted(SHAPES), default="mixed")
     parser.add_argument("--duration", type=float, default=27.0, help="seconds of arrivals a run")
     parser.add_argument("--sweep-duration", type=float, default=15.0, help="seconds of arrivals a sweep run")
     parser.add_argument("--capacity", type=float, default=0.0, help="requests/s, as found before")
     args = parser.parse_args()
     seeds = range(1, 2 if args.quick else args.seeds + 1)
     duration = 12.0 if args.quick else args.duration
-    known = args.capacity or (QUICK_CAPACITY if args.quick else 0.0)
+    known = args.capacity or (QUICK_CAPACITY[args.kind] if args.quick else 0.0)
+    workload = Traffic(kind=args.kind, targets=TARGETS[args.kind], weights={})
     out = folder("guarantee-engine", args.out)
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -109,7 +115,7 @@ def main() -> None:
     def say(line: str) -> None:
         print(f"{time.monotonic() - started:6.0f} s  {line}", flush=True)
 
-    ours, base = strict(), stock()
+    ours, base = strict(workload), stock()
     with Arena(out, model=args.model, say=say) as arena:
         steps = out / "strict.steps.jsonl"
         os.environ[ENV_STEP_LOG], os.environ[ENV_EVENT_LOG] = str(steps), str(out / "strict.events.jsonl")
@@ -118,18 +124,18 @@ def main() -> None:
         else:
             arena.start(ours, base)
         del os.environ[ENV_STEP_LOG], os.environ[ENV_EVENT_LOG]
-        capacity = known or measure(arena, base, WORKLOAD, n=300)[0]
+        capacity = known or measure(arena, base, workload, n=300)[0]
         if not known:
             arena.stop(base)
         say(f"capacity: {capacity:.2f} requests/s")
         log["capacity_req_s"] = capacity
-        budget = token_budget(expert(arena.metrics(ours), WORKLOAD).extra)
+        budget = token_budget(expert(arena.metrics(ours), workload).extra)
 
         def run(systems: list[System], loads: tuple[float, ...], numbers: Any, seconds: float) -> list[Cell]:
             return duel(
                 arena,
                 systems,
-                WORKLOAD,
+                workload,
                 capacity=capacity,
                 loads=loads,
                 seeds=numbers,
@@ -142,10 +148,11 @@ def main() -> None:
         rate = volume(first)
         say(f"strict accepts {rate:.0f} prompt tokens/s; rivals run with {' '.join(budget)}")
         if args.quick:
-            rivals = [rival(name, limit, budget=budget, rate=rate) for name, limit in QUICK.items()]
+            rivals = [rival(workload, name, limit, budget=budget, rate=rate) for name, limit in QUICK.items()]
             arena.start(*rivals)
         else:
-            rivals = [best(arena, run, name, budget, rate, args.sweep_duration, log["sweep"]) for name in SWEEP]
+            points = {n: [rival(workload, n, x, budget=budget, rate=rate) for x in xs] for n, xs in SWEEP.items()}
+            rivals = [best(arena, run, each, args.sweep_duration, log["sweep"]) for each in points.values()]
         cells = run([ours, *rivals], LOADS, seeds, duration)
         for at, cell in enumerate(cells):
             # A client that is late measures itself: such a run says nothing and is repeated, once.
@@ -166,6 +173,7 @@ def main() -> None:
         print(f"miss: {json.dumps(miss)}")
     mine = totals(cells, ours)
     result = {
+        "kind": args.kind,
         "accepted": mine["accepted"],
         "accepted_miss": mine["accepted_miss"],
         "unexplained": sum(miss["cause"] == "unexplained" for miss in log["misses"]),
@@ -193,11 +201,8 @@ def token_budget(flags: tuple[str, ...]) -> tuple[str, ...]:
     return ("--max-num-batched-tokens", tokens, "--max-num-seqs", tokens)
 
 
-def best(
-    arena: Arena, run: Any, name: str, budget: tuple[str, ...], rate: float, seconds: float, log: dict[str, Any]
-) -> System:
-    """Return the rival with the limit of the highest goodput at 2x, its server still up."""
-    points = [rival(name, limit, budget=budget, rate=rate) for limit in SWEEP[name]]
+def best(arena: Arena, run: Any, points: list[System], seconds: float, log: dict[str, Any]) -> System:
+    """Return the one of the highest goodput at 2x, its server still up."""
     arena.start(*points)
     cells = run(points, (2.0,), [100], seconds)
     for cell in cells:

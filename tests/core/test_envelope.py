@@ -72,25 +72,24 @@ def test_exceedance_is_near_eps_on_steps_that_do_not_change(eps: float, low: flo
         assert cost.drifts() == []
 
 
-@settings(max_examples=15, deadline=None)
-@given(
-    sigma=st.floats(0.02, 0.2),
-    level=st.floats(1.4, 4.0),
-    eps=st.sampled_from([0.01, 0.05, 0.1]),
-    seed=st.integers(0, 1000),
-)
-def test_a_slower_machine_is_covered_within_forty_steps(sigma: float, level: float, eps: float, seed: int) -> None:
-    """Everything takes 1.4 to 4 times as long from one step on: of steps 41 to 240, near eps exceed."""
-    cost = StepCost(eps=eps)
-    share(cost, lognormal(sigma), 800, seed=seed)
-    cost.drifts()
-    changed = feed(cost, lognormal(sigma, level), seed=seed + 1)
-    sum(itertools.islice(changed, 40))
-    assert sum(itertools.islice(changed, 200)) / 200 <= eps + 0.08
-    found = cost.drifts()
-    if level > math.exp(4 * sigma):  # else the envelope of before covers most of it
-        assert found[0].tightened
-        assert found[0].exceeded > found[0].limit
+@pytest.mark.parametrize("eps", [0.01, 0.05, 0.1])
+@pytest.mark.parametrize("level", [1.4, 2.0, 4.0])
+@pytest.mark.parametrize("sigma", [0.02, 0.1, 0.2])
+def test_a_slower_machine_is_covered_within_forty_steps(sigma: float, level: float, eps: float) -> None:
+    """Everything takes 1.4 to 4 times as long from one step on: of steps 41 to 240, near eps exceed (ten runs)."""
+    over = 0
+    for seed in range(10):
+        cost = StepCost(eps=eps)
+        share(cost, lognormal(sigma), 800, seed=seed)
+        cost.drifts()
+        changed = feed(cost, lognormal(sigma, level), seed=seed + 100)
+        sum(itertools.islice(changed, 40))
+        over += sum(itertools.islice(changed, 200))
+        found = cost.drifts()
+        if level > math.exp(4 * sigma):  # else the envelope of before covers most of it
+            assert found[0].tightened
+            assert found[0].exceeded > found[0].limit
+    assert over / 2000 <= eps + 0.05
 
 
 def test_noisier_steps_are_covered_and_the_alarm_ends() -> None:

@@ -97,56 +97,101 @@ class Worst:
 
         Its own pace does not bind the steps before a request's first token, so the candidate is timed without it. Any
         slot that is no longer than the shortest step gives a bound: short ones suit near deadlines, where the step that
-        a bound has to spare counts most.
+        a bound has to spare counts most. When the candidate is more than two steps late, times may be too early by some
+        steps' fixed parts.
         """
         view, queue, at = self.view, self.queue, self.queue.at
-        since = view.now_s + view.residual_s
-        spare = np.concatenate(((request.due_s,), queue.dues[at:])) - since
-        counts = np.concatenate(((True,), queue.promised[at:]))
+        spare = queue.dues - (view.now_s + view.residual_s)
+        due = request.due_s - view.now_s - view.residual_s
+        watched = np.flatnonzero(queue.promised[at:])
         others = view.ledger.pace_s if at or view.decodes else math.inf
         own = min(others, view.blocking_s)
         step = min(self.load.pace_s, view.blocking_s)
+        hopeless = 2 * max(own, step)  # shorter slots gain less than that
+
+        def late_s(found: Floats) -> tuple[float, int]:
+            """How late the latest of the candidate and the promises behind it is, and which it is."""
+            late, latest = float(found[0]) - due, 0
+            if len(watched):
+                overdue = found[1:][watched] - spare[at:][watched]
+                if (most := float(overdue.max())) > late:
+                    late, latest = most, int(watched[overdue.argmax()]) + 1
+            return late, latest
+
         finish: Floats = np.full(len(backlog) - at, math.inf)
+        late, latest = math.inf, 0
         for share in (1.0, 0.5, 0.25):
-            finish = np.minimum(finish, self._after_short_steps(share * step, backlog))
+            steps = (share * step, share * own) if own > step and not latest else (share * step,)
+            if share < 1:
+                in_s = float(spare[at + latest - 1]) if latest else due
+                if not any(self._may_be_done(each, float(backlog[at + latest]), in_s) for each in steps):
+                    continue
+            # When the candidate is hopelessly late in the first slots that are tried, nothing else is looked at.
+            give_up_s = due + hopeless if share == 1 and own <= step else math.inf
+            finish = np.minimum(finish, self._after_short_steps(share * step, backlog, spare, give_up_s))
             if own > step:
-                finish[0] = min(finish[0], self._after_short_steps(share * own, backlog[: at + 1])[0])
-            late = np.where(counts, finish - spare, -math.inf).max()
-            if late <= 0 or late > 2 * max(own, step):
-                break  # shorter slots gain less than two of these
+                finish[0] = min(finish[0], self._after_short_steps(share * own, backlog[: at + 1], spare)[0])
+            late, latest = late_s(finish)
+            if late <= 0 or late > hopeless:
+                break
         return finish
 
-    def _after_short_steps(self, step_s: float, backlog: Floats) -> Floats:
+    def _after_short_steps(self, step_s: float, backlog: Floats, spare: Floats, give_up_s: float = math.inf) -> Floats:
         """`at_once`, with a step's fixed part more for each promise ahead whose last step may have to be a short one.
 
         A step that completes a first token ends by its deadline. Promises made at other paces may leave it less than
-        a full step.
+        a full step. Ends early, with times that may be too early, when the candidate is not done by `give_up_s`.
         """
-        view, queue, load, at = self.view, self.queue, self.load, self.queue.at
+        queue, load, at = self.queue, self.load, self.queue.at
         promised = queue.promised[:at]
-        if not promised.any():
-            return self.at_once(step_s, backlog, at)
-        spare = queue.dues[:at] - view.now_s - view.residual_s
-        fixed = view.cost.mean.seconds(0, load.served, load.reserved_tokens, 0)
-        finish = self.at_once(step_s, backlog, 0)
-        short = np.zeros(at, dtype=np.bool_)
-        for _ in range(4):
-            found = promised & (finish[:at] > spare) & ~short
+        finish = self.at_once(step_s, backlog)
+        short = promised & (finish[:at] > spare[:at])
+        if not short.any():
+            return finish[at:]
+        fixed = self.view.cost.mean.seconds(0, load.served, load.reserved_tokens, 0)
+        for _ in range(3):
+            extra = fixed * short.cumsum()
+            shifted = backlog + extra[-1]
+            shifted[:at] = backlog[:at] + extra
+            finish = self.at_once(step_s, shifted)
+            if finish[at] > give_up_s:
+                return finish[at:]
+            found = promised & (finish[:at] > spare[:at]) & ~short
             if not found.any():
                 return finish[at:]
             short |= found
-            extra = fixed * short.cumsum()
-            shifted = backlog.copy()
-            shifted[:at] += extra
-            shifted[at:] += extra[-1]
-            finish = self.at_once(step_s, shifted, 0)
         return np.full(len(backlog) - at, math.inf)
 
-    def at_once(self, step_s: float, backlog: Floats, since: int) -> Floats:
-        """Return finishing times of the entries from `since` on, with full steps of at least `step_s`."""
-        cost, load = self.view.cost.mean, self.load
-        slot = worst_slot(
-            cost,
+    def _may_be_done(self, step_s: float, backlog_s: float, spare_s: float) -> bool:
+        """Whether slots of this length can carry so much in time when no pending prefill ever decodes."""
+        slot = self._slot(step_s)
+        slots = int(min(MAX_STEPS, (spare_s - step_s) / slot.length_s + 1e-9)) if slot.length_s > 0 else 0
+        if slots < 1:
+            return False
+        cost = self.view.cost.mean
+        room = slot.length_s / self.factor - cost.g - cost.k * self.load.reserved_tokens
+        done = room * np.arange(1, slots + 1) - cost.b * self._decoding(slots).cumsum()
+        return bool(done.max() >= backlog_s - 1e-9)
+
+    def at_once(self, step_s: float, backlog: Floats) -> Floats:
+        """Return when each entry of `backlog` is done, with full steps of at least `step_s`."""
+        slot = self._slot(step_s)
+        if self.closed or slot.uniform:
+            return closed_form(slot, backlog)
+        walk = guaranteed(
+            self.view.cost.mean,
+            slot,
+            factor=self.factor,
+            decodes=self._decoding(self._slots(slot, float(backlog[-1]))),
+            reserved_tokens=self.load.reserved_tokens,
+            backlog=backlog,
+        )
+        return walk.finish_s(backlog)
+
+    def _slot(self, step_s: float) -> Slot:
+        load = self.load
+        return worst_slot(
+            self.view.cost.mean,
             step_s=step_s,
             factor=self.factor,
             served=load.served,
@@ -154,18 +199,6 @@ class Worst:
             waste_s=self.waste_s,
             step_tokens=self.view.max_step_tokens - load.served,
         )
-        if self.closed or slot.uniform:
-            return closed_form(slot, backlog[since:])
-        decodes = self._decoding(self._slots(slot, float(backlog[-1])))
-        walk = guaranteed(
-            cost,
-            slot,
-            factor=self.factor,
-            decodes=decodes,
-            reserved_tokens=load.reserved_tokens,
-            backlog=backlog,
-        )
-        return walk.finish_s(backlog[since:])
 
     @staticmethod
     def _slots(slot: Slot, backlog_s: float) -> int:

@@ -195,7 +195,7 @@ class ResponseTime:
         closed = self.method == "closed"
         worst = Worst(view, load, queue, factor=self._factor(view), min_chunk=self.min_chunk, closed=closed)
         if not self.strict:
-            return worst.at_once(min(load.pace_s, view.blocking_s), backlog, queue.at)
+            return worst.at_once(min(load.pace_s, view.blocking_s), backlog)[queue.at :]
         return worst.finish_s(request, backlog)
 
     def _factor(self, view: EngineView) -> float:

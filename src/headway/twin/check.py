@@ -17,7 +17,7 @@ import polars as pl
 
 from headway.errors import InputError
 from headway.trace.record import Trace
-from headway.twin.engine import Issued
+from headway.twin.flight import Issued
 from headway.twin.patterns import Course, Edited, Scripted, alternating, constant, spells, uniform
 from headway.twin.scenario import Scenario, Value, simulate
 

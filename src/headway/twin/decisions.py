@@ -22,7 +22,7 @@ import polars as pl
 from headway.core import Slo, Step
 from headway.errors import InputError
 from headway.twin.calibration import parse_line
-from headway.twin.engine import Issued
+from headway.twin.flight import Issued
 
 ACCEPTED = "accepted"
 

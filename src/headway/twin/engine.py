@@ -13,8 +13,6 @@ somebody reads it. Where the coming steps are decode-only and nobody decides any
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,6 +31,7 @@ from headway.errors import HeadwayError
 from headway.twin.batch import Batch, Batcher
 from headway.twin.clock import StepEnds
 from headway.twin.config import EngineConfig
+from headway.twin.flight import Flight, Issued, StepListener, StepTimes
 from headway.twin.gate import Gate
 from headway.twin.job import Job
 from headway.twin.kv import KvPool
@@ -50,47 +49,6 @@ BLIND_ADMISSION = frozenset({"admit_all", "queue_depth", "queued_tokens", "token
 POLL_S = 0.02
 _MAX_IDLE_POLLS = 10_000
 _MOST_AHEAD = 4096
-
-
-class StepTimes(Protocol):
-    """Measured times of steps, in place of price and noise."""
-
-    def __call__(self, now: float, q: int, n: int, K: int, X: float) -> tuple[float, float, float] | None:
-        """Return when tokens come out, when the next step is planned, what is learned from; None: it has its price."""
-        ...
-
-    def after_refusal(self, now: float) -> float | None:
-        """Return when an engine that has just refused somebody plans anew; None: at once."""
-        ...
-
-
-class Issued(NamedTuple):
-    """An executed step as a listener sees it; `decoding` holds everybody who decodes, `batch.held` included."""
-
-    number: int
-    start_s: float
-    end_s: float
-    step: Step
-    batch: Batch
-    decoding: Iterable[Job]
-
-
-StepListener = Callable[[Issued], None]
-
-
-class Flight(NamedTuple):
-    """The step in flight: what it carries and how long it takes."""
-
-    batch: Batch
-    q: int
-    n: int
-    K: int
-    X: float
-    seconds: float
-
-    def step(self) -> Step:
-        """Return it as the step cost learns from it."""
-        return Step(q=self.q, n=self.n, K=self.K, X=self.X, seconds=self.seconds)
 
 
 class StarvationError(HeadwayError):

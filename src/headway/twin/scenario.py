@@ -20,7 +20,8 @@ from headway.replay.targets import Targets
 from headway.trace.record import Trace
 from headway.twin import router
 from headway.twin.config import EngineConfig
-from headway.twin.engine import Engine, StepListener
+from headway.twin.engine import Engine
+from headway.twin.flight import StepListener
 from headway.twin.noise import Noise, NoiseModel
 from headway.twin.profile import Profile
 from headway.twin.recorder import Recorder
