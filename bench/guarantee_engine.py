@@ -58,14 +58,13 @@ TARGETS = {
 }
 
 #: Static limits that the sweep tries: waiting requests, queued prompt tokens, seconds of the bucket's rate.
-SWEEP: dict[str, tuple[float, ...]] = {
-    "queue_depth": (2, 6, 16),
-    "queued_tokens": (200, 500, 1200),
-    "token_bucket": (0.5, 1.5),
+SWEEP: dict[str, dict[str, tuple[float, ...]]] = {
+    "short": {"queue_depth": (2, 6, 16), "queued_tokens": (200, 500, 1200), "token_bucket": (0.5, 1.5)},
+    "mixed": {"queue_depth": (1, 2, 4), "queued_tokens": (100, 200, 500), "token_bucket": (0.5, 1.5)},
 }
 #: A quick run takes these as they are, and this capacity (of the embedded model on two cores of an EPYC), unless told.
-QUICK = {"queue_depth": 6, "token_bucket": 1.5}
-QUICK_CAPACITY = {"short": 8.4, "mixed": 5.0}
+QUICK = {"short": {"queue_depth": 6, "token_bucket": 1.5}, "mixed": {"queue_depth": 2, "token_bucket": 1.5}}
+QUICK_CAPACITY = {"short": 8.4, "mixed": 6.0}
 
 
 class Traffic(Workload):
@@ -99,7 +98,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kind", choices=sorted(SHAPES), default="mixed")
-    parser.add_argument("--duration", type=float, default=27.0, help="seconds of arrivals a run")
+    parser.add_argument("--duration", type=float, default=30.0, help="seconds of arrivals a run")
     parser.add_argument("--sweep-duration", type=float, default=15.0, help="seconds of arrivals a sweep run")
     parser.add_argument("--capacity", type=float, default=0.0, help="requests/s, as found before")
     args = parser.parse_args()
@@ -148,10 +147,14 @@ def main() -> None:
         rate = volume(first)
         say(f"strict accepts {rate:.0f} prompt tokens/s; rivals run with {' '.join(budget)}")
         if args.quick:
-            rivals = [rival(workload, name, limit, budget=budget, rate=rate) for name, limit in QUICK.items()]
+            rivals = [
+                rival(workload, name, limit, budget=budget, rate=rate) for name, limit in QUICK[args.kind].items()
+            ]
             arena.start(*rivals)
         else:
-            points = {n: [rival(workload, n, x, budget=budget, rate=rate) for x in xs] for n, xs in SWEEP.items()}
+            points = {
+                n: [rival(workload, n, x, budget=budget, rate=rate) for x in xs] for n, xs in SWEEP[args.kind].items()
+            }
             rivals = [best(arena, run, each, args.sweep_duration, log["sweep"]) for each in points.values()]
         cells = run([ours, *rivals], LOADS, seeds, duration)
         for at, cell in enumerate(cells):

@@ -97,8 +97,7 @@ class Worst:
 
         Its own pace does not bind the steps before a request's first token, so the candidate is timed without it. Any
         slot that is no longer than the shortest step gives a bound: short ones suit near deadlines, where the step that
-        a bound has to spare counts most. When the candidate is more than two steps late, times may be too early by some
-        steps' fixed parts.
+        a bound has to spare counts most. When the candidate is more than two steps late, times are only about right.
         """
         view, queue, at = self.view, self.queue, self.queue.at
         spare = queue.dues - (view.now_s + view.residual_s)
@@ -140,12 +139,14 @@ class Worst:
         """`at_once`, with a step's fixed part more for each promise ahead whose last step may have to be a short one.
 
         A step that completes a first token ends by its deadline. Promises made at other paces may leave it less than
-        a full step. Ends early, with times that may be too early, when the candidate is not done by `give_up_s`.
+        a full step. A candidate that is not done by `give_up_s` even without them is told about: a step for each.
         """
         queue, load, at = self.queue, self.load, self.queue.at
         promised = queue.promised[:at]
         finish = self.at_once(step_s, backlog)
         short = promised & (finish[:at] > spare[:at])
+        if finish[at] > give_up_s:
+            return np.asarray(finish[at:] + step_s * np.count_nonzero(short))
         if not short.any():
             return finish[at:]
         fixed = self.view.cost.mean.seconds(0, load.served, load.reserved_tokens, 0)
@@ -154,8 +155,6 @@ class Worst:
             shifted = backlog + extra[-1]
             shifted[:at] = backlog[:at] + extra
             finish = self.at_once(step_s, shifted)
-            if finish[at] > give_up_s:
-                return finish[at:]
             found = promised & (finish[:at] > spare[:at]) & ~short
             if not found.any():
                 return finish[at:]
