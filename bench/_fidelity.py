@@ -1,9 +1,10 @@
 """Real vLLM on this machine and the twin on the same requests: `measure` plays and keeps, `judge` compares.
 
 The cost of a step, its scatter and the time outside the engine come from everything before the first held-out run of a
-server (its start-up sweep and the runs called `fit`). Held-out runs have other seeds at 0.5, 1 and 2 times capacity;
-their seeds, also those of several folders, are pooled. One load is played twice with requests of the same lengths on
-the same schedule: how far the real system differs from itself there (`again`) is the floor under any error of a model.
+server: the runs called `fit`, and its start-up sweep where no run called `warm` came first. Held-out runs have other
+seeds at 0.5, 1 and 2 times capacity; their seeds, also those of several folders, are pooled. One load is played twice
+with requests of the same lengths on the same schedule: how far the real system differs from itself there (`again`) is
+the floor under any error of a model.
 """
 
 from __future__ import annotations
@@ -62,12 +63,14 @@ SYSTEMS: dict[str, tuple[System, dict[str, Any]]] = {
 
 def plan(*, quick: bool, seed: int) -> list[dict[str, Any]]:
     """Return the runs against one server, in order."""
+    # The first long queue touches memory that was never used before; steps are slower until then.
+    first = [] if quick else [{"role": "warm", "load": 2.0, "seed": seed - 1, "duration_s": 20.0}]
     fits = [{"role": "fit", "load": load, "seed": seed, "duration_s": 22.0 if quick else 40.0} for load in (0.7, 1.3)]
     lengths = {0.5: 30.0, 1.0: 25.0, 2.0: 20.0} if quick else {0.5: 60.0, 1.0: 45.0, 2.0: 30.0}
     seeds = (seed + 1,) if quick else (seed + 1, seed + 2)
     held = [{"role": "held", "load": load, "seed": s, "duration_s": lengths[load]} for load in LOADS for s in seeds]
     again = [each | {"role": "again"} for each in held if each["load"] == AGAIN]
-    return fits + held + again
+    return first + fits + held + again
 
 
 def measure(
@@ -252,9 +255,10 @@ def _played(out: Path, run: Mapping[str, Any], capacity: float, real: Decisions)
 
 
 def fitted(real: Decisions, played: Sequence[Played], name: str) -> Profile:
-    """Return the profile of everything before the first held-out run."""
+    """Return the profile of everything before the first held-out run, but for a run that warms up."""
     until = min(each.zero_s for each in played if each.role == "held")
-    steps = [each for each in real.steps if each.planned_s < until]
+    since = min(each.zero_s for each in played if each.role == "fit") if any(p.role == "warm" for p in played) else 0.0
+    steps = [each for each in real.steps if since <= each.planned_s < until]
     log = StepLog(
         source=f"{name}.steps.jsonl",
         sha256="",

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twin_build import NOISY, make_trace
 
 from headway.replay.targets import Targets
-from headway.twin import Scenario, simulate
+from headway.twin import Profile, Scenario, simulate
+from headway.twin.price import Correction
 
 TARGETS = {"default": Targets(ttft_s=0.5, tpot_s=0.05)}
 
+
+UNEVEN = replace(NOISY, correction=Correction(q_up_to=(0,), n_up_to=(1, 3), factors=((1.0, 0.9, 1.3), (0.8, 1.0, 1.1))))
 
 REQUEST = st.tuples(st.floats(0, 3), st.integers(1, 60), st.integers(1, 60))
 SETTINGS = st.fixed_dictionaries(
@@ -33,14 +38,19 @@ SETTINGS = st.fixed_dictionaries(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    rows=st.lists(REQUEST, min_size=1, max_size=25), chosen=SETTINGS, shared=st.lists(st.integers(0, 2), min_size=25)
+    rows=st.lists(REQUEST, min_size=1, max_size=25),
+    chosen=SETTINGS,
+    shared=st.lists(st.integers(0, 2), min_size=25),
+    profile=st.sampled_from([NOISY, UNEVEN]),
 )
-def test_fast_equals_slow(rows: list[tuple[float, int, int]], chosen: dict, shared: list[int]) -> None:
+def test_fast_equals_slow(
+    rows: list[tuple[float, int, int]], chosen: dict, shared: list[int], profile: Profile
+) -> None:
     """With and without skipping, tables and engine facts are equal to the last bit, and nobody is lost."""
     ids = [[10 * prefix + block for block in range(row[1] // 8)] for row, prefix in zip(rows, shared, strict=False)]
     trace = make_trace(rows, ids)
     runs = [
-        simulate(trace, Scenario(profile=NOISY, targets=TARGETS, settings=chosen | {"fast": fast}, seed=3))
+        simulate(trace, Scenario(profile=profile, targets=TARGETS, settings=chosen | {"fast": fast}, seed=3))
         for fast in (True, False)
     ]
     assert runs[0].frame.equals(runs[1].frame)

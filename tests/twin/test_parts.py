@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core import CostCoefficients
 from headway.errors import InputError
 from headway.twin import Noise, NoiseModel, Profile, builtin
 from headway.twin.calibration import calibrate, read_steps
 from headway.twin.kv import KvPool
+from headway.twin.price import Correction, Price
 from headway.twin.profile import TwinError, load
 
 
@@ -124,6 +126,51 @@ def test_calibration_tells_what_wanders_from_what_scatters(tmp_path: Path) -> No
     assert math.isclose(found.drift_steps, 15.0, rel_tol=0.3)
     assert math.isclose(found.sigma, 0.03, rel_tol=0.2)
     assert calibrate(read_steps(step_log(tmp_path / "b", scatter=0.05)), name="steady").noise.drift == 0.0
+
+
+def test_a_kind_of_step_has_its_own_factor() -> None:
+    """Rows by prompt tokens, columns by decodes, an edge belongs to what is below it; the price is multiplied by it."""
+    correction = Correction(q_up_to=(0,), n_up_to=(2, 5), factors=((1.1, 0.9, 1.3), (0.8, 1.0, 1.2)))
+    assert [correction.factor(0, n) for n in (1, 2, 3, 5, 6)] == [1.1, 1.1, 0.9, 0.9, 1.3]
+    assert [correction.factor(q, 3) for q in (1, 900)] == [1.0, 1.0]
+    terms = np.array([(0, 2, 0, 0), (0, 6, 0, 0), (7, 0, 0, 0)], dtype=float)
+    assert correction.of(terms).tolist() == [1.1, 1.3, 0.8]
+    price = Price(cost=CostCoefficients(g=0.010, a=0.001, b=0.002, k=1e-5), correction=correction)
+    assert price.seconds(7, 0, 0, 0.0) == pytest.approx(0.017 * 0.8)
+    assert price.decode_only(6, np.array([0.0, 100.0])).tolist() == pytest.approx([0.022 * 1.3, 0.023 * 1.3])
+
+
+def test_a_calibration_learns_what_is_not_linear(tmp_path: Path) -> None:
+    """Steps of 21 to 29 decodes and nothing else take 1.3 times what a line says: their kind is told."""
+    path = step_log(tmp_path / "steps", scatter=0.02)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["seconds"] *= 1.3 if line["q"] == 0 and line["n"] > 20 else 1.0
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    profile = calibrate(read_steps(path), name="uneven")
+    assert profile.noise.sigma < 0.04
+    taken = Price(cost=profile.cost, correction=profile.correction).seconds(0, 25, 5000, 0.0)
+    assert taken == pytest.approx(1.3 * (0.03 + 0.0006 * 25 + 2e-7 * 5000), rel=0.03)
+    profile.save(tmp_path / "uneven.toml")
+    assert load(tmp_path / "uneven.toml").correction == profile.correction
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ("[correction.q_0]\nn_more = 1.0", "q_more"),
+        ("[correction.q_5]\nn_more = 1.0\n[correction.q_2]\nn_more = 1.0\n[correction.q_more]\nn_more = 1.0", "order"),
+        ("[correction.q_0]\nn_2 = 1.0\nn_more = 1.0\n[correction.q_more]\nn_more = 1.0", "correction.q_more"),
+        ("[correction.q_more]\nn_more = 0", "above 0"),
+        ("[correction.q_more]\nn_more = 'x'", "n_more"),
+    ],
+)
+def test_a_broken_correction_is_named(tmp_path: Path, tables: str, expected: str) -> None:
+    """Rows and columns in order, the same in each row, factors above 0."""
+    path = tmp_path / "p.toml"
+    path.write_text(f'format = 1\nlabel = "measured"\n[cost]\ng_s = 0.01\na_s = 0.001\nb_s = 0.001\n{tables}\n')
+    with pytest.raises(InputError, match=expected):
+        load(path)
 
 
 def test_estimate_follows_the_datasheet() -> None:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from headway.core import CostCoefficients
 from headway.errors import InputError
 from headway.twin.noise import NoiseModel
+from headway.twin.price import correct
 from headway.twin.profile import ENGINE_KEYS, Profile
 
 Floats = NDArray[np.float64]
@@ -201,11 +202,14 @@ def calibrate(
     # Both quantiles from the fit of everything, so that the twin's steps scatter around what it predicts.
     spread = log.seconds / predict(cost, log.terms)
     stalled = spread > _STALL * np.median(spread)
+    correction = correct(log.terms[~stalled], spread[~stalled])
+    spread = spread / correction.of(log.terms)
     calm = np.log(spread[~stalled])
     return Profile(
         name=name,
         label="measured",
         cost=cost,
+        correction=correction,
         envelope_factor=max(1.0, round(float(np.sort(judged)[rank - 1]), 5)),
         eps=eps,
         noise=_noise(calm, spread, stalled),

@@ -2,7 +2,7 @@
 
 At every step boundary, in this order: the tokens of the step that ended come out; requests that arrived since the
 last boundary are put before the admission test, and deferred ones again; the policy plans; the batch is built by
-vLLM's rules (batch.py), priced (g + a q + b n + k K + x X, times noise) and runs. With `async_lag` the plan made at a
+vLLM's rules (batch.py), priced (price.py, times noise) and runs. With `async_lag` the plan made at a
 boundary is executed one step later.
 
 A decode costs nothing while it runs: its tokens are a line in the step number. The ledger is told of them before
@@ -18,7 +18,6 @@ import numpy as np
 
 from headway.core import (
     Admission,
-    CostCoefficients,
     EngineView,
     KvView,
     Ledger,
@@ -36,6 +35,7 @@ from headway.twin.gate import Gate
 from headway.twin.job import Job
 from headway.twin.kv import KvPool
 from headway.twin.noise import Noise
+from headway.twin.price import Price
 from headway.twin.recorder import Recorder
 
 #: With nothing pending these policies run every decode, whatever the time: such steps need no plan.
@@ -67,7 +67,7 @@ class Engine:
         self,
         *,
         config: EngineConfig,
-        truth: CostCoefficients,
+        truth: Price,
         noise: Noise,
         policy: Policy,
         admission: Admission,
@@ -329,7 +329,7 @@ class Engine:
         if most < 8 or self.on_step is not None:
             return self._run_few(batch, now, horizon, most)
         contexts = K + n * np.arange(most)
-        seconds = ((truth.g + truth.b * n) + truth.k * contexts) * self.noise.peek(most)
+        seconds = truth.decode_only(n, contexts) * self.noise.peek(most)
         ends = np.cumsum(np.concatenate(([now], seconds)))
         count = int(np.searchsorted(ends[:-1], horizon, side="left"))  # steps that start before the horizon
         self.noise.skip(count)

@@ -17,6 +17,7 @@ from typing import Any
 from headway.core import CostCoefficients
 from headway.errors import InputError
 from headway.twin.noise import NoiseModel
+from headway.twin.price import NONE, Correction, as_tables, edges
 
 FORMAT = 1
 LABELS = ("measured", "estimated")
@@ -55,6 +56,7 @@ class Profile:
     name: str
     label: str
     cost: CostCoefficients
+    correction: Correction = NONE  # of the price of a step; what the engine believes is linear
     envelope_factor: float = 1.2
     eps: float = 0.05
     noise: NoiseModel = field(default_factory=NoiseModel)
@@ -83,6 +85,7 @@ class Profile:
                 for key in ("sigma", "stall_share", "stall_factor", "cap", "drift", "drift_steps")
                 if getattr(self.noise, key) is not None and (self.noise.drift or not key.startswith("drift"))
             },
+            "correction": as_tables(self.correction) if self.correction is not NONE else {},
             "engine": dict(self.engine),
             "provenance": dict(self.provenance),
             "fit_error": {regime: dict(values) for regime, values in self.fit_error.items()},
@@ -128,7 +131,7 @@ class _Reader:
         self.path = path
 
     def profile(self, data: dict[str, Any]) -> Profile:
-        known = {"format", "name", "label", "cost", "envelope", "noise", "engine", "provenance"}
+        known = {"format", "name", "label", "cost", "envelope", "noise", "correction", "engine", "provenance"}
         self.keys("", data, known | {"fit_error", "twin_error"})
         if data.get("format") != FORMAT:
             raise InputError.at(self.path, None, "format", data.get("format"), f"{FORMAT}")
@@ -161,6 +164,7 @@ class _Reader:
             name=str(data.get("name", self.path.stem)),
             label=label,
             cost=CostCoefficients(**values),
+            correction=self.correction(self.table(data, "correction")),
             envelope_factor=factor,
             eps=self.number("envelope", envelope, "eps", 0.05),
             noise=NoiseModel(**{key: self.number("noise", noise, key, None) for key in noise}),
@@ -169,6 +173,24 @@ class _Reader:
             fit_error=self.table(data, "fit_error"),
             twin_error=tuple(self.error(entry) for entry in data.get("twin_error", ())),
         )
+
+    def correction(self, rows: dict[str, Any]) -> Correction:
+        if not rows:
+            return NONE
+        q_up_to = edges(list(rows), "q_")
+        if q_up_to is None:
+            raise InputError.at(self.path, None, "correction", list(rows), "tables q_0, q_32, ... q_more in this order")
+        table, first = [], list(self.table(rows, next(iter(rows))))
+        n_up_to = edges(first, "n_") if first else None
+        for name in rows:
+            row = self.table(rows, name)
+            if n_up_to is None or list(row) != first:
+                wanted = "keys n_0, n_2, ... n_more in this order, the same in each table"
+                raise InputError.at(self.path, None, f"correction.{name}", list(row), wanted)
+            table.append(tuple(self.number(f"correction.{name}", row, key, None) for key in row))
+            if not all(table[-1]):
+                raise InputError.at(self.path, None, f"correction.{name}", row, "factors above 0")
+        return Correction(q_up_to=q_up_to, n_up_to=n_up_to or (), factors=tuple(table))
 
     def error(self, entry: Any) -> TwinError:
         if not isinstance(entry, dict):

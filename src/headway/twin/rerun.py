@@ -23,6 +23,7 @@ from headway.twin.config import EngineConfig
 from headway.twin.decisions import Asked, Decisions, Watch
 from headway.twin.engine import Engine
 from headway.twin.noise import Noise, NoiseModel
+from headway.twin.price import Price
 from headway.twin.recorder import Recorder
 from headway.twin.router import create
 from headway.twin.simulation import Simulation
@@ -95,7 +96,7 @@ def rerun(real: Decisions, **changes: Any) -> tuple[Decisions, pl.DataFrame]:
     watch, recorder, times = Watch(), Recorder(front_s=config.front_s), MeasuredTimes(real)
     twin = Engine(
         config=config,
-        truth=fit(terms, np.array([s.step.seconds for s in real.steps])),
+        truth=Price(cost=fit(terms, np.array([s.step.seconds for s in real.steps]))),
         noise=Noise(NoiseModel(), np.random.default_rng(0)),
         policy=policies.create(told["policy"], **told["policy_parameters"]),
         admission=admission.create(told["admission"], **told["admission_parameters"]),
