@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 Q_UP_TO = (0, 32, 128, 512)
 N_UP_TO = (0, 2, 5, 10, 20, 40, 80)
 
-#: A kind with as many steps moves half of the way from its neighbours' factor to its own.
+#: A kind with as many steps moves half of the way from its neighbour's factor to its own.
 _HALF = 8
 
 
@@ -66,7 +66,7 @@ class Price:
 def correct(terms: Floats, ratio: Floats) -> Correction:
     """Return the factors that bring predictions to what was measured.
 
-    A kind of which few steps were seen stays near the factor of all steps with about as many prompt tokens.
+    A kind of which few steps were seen stays near the factor of steps with fewer decodes and about as many prompt tokens.
 
     Args:
         terms: steps x (q, n, K, X), host stalls left out.
@@ -77,7 +77,7 @@ def correct(terms: Floats, ratio: Floats) -> Correction:
     for row in range(len(table)):
         about = _shrunk(ratio[rows == row], 1.0)
         for column in range(table.shape[1]):
-            table[row, column] = _shrunk(ratio[(rows == row) & (columns == column)], about)
+            about = table[row, column] = _shrunk(ratio[(rows == row) & (columns == column)], about)
     factors = tuple(tuple(round(each, 4) for each in row) for row in table.tolist())
     return Correction(q_up_to=Q_UP_TO, n_up_to=N_UP_TO, factors=factors)
 
