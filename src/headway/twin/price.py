@@ -66,7 +66,7 @@ class Price:
 def correct(terms: Floats, ratio: Floats) -> Correction:
     """Return the factors that bring predictions to what was measured.
 
-    A kind of which few steps were seen stays near the factor of steps with fewer decodes and about as many prompt tokens.
+    A kind of which few steps were seen stays near that of fewer decodes and about as many prompt tokens.
 
     Args:
         terms: steps x (q, n, K, X), host stalls left out.
