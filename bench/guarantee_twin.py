@@ -199,6 +199,11 @@ def oracle(cases: int) -> dict[str, Any]:
     }
 
 
+def least(cells: list[tuple[str, float, float]]) -> float | None:
+    """Return the least ratio, None without a trace."""
+    return round(min(value for _, _, value in cells), 4) if cells else None
+
+
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--traces", type=Path, help="folder with the Azure 2023 files")
@@ -218,15 +223,14 @@ def main() -> None:
         print(f"volume of {arm} / better clairvoyant: " + ", ".join(f"{t} {f:g}x {v:.3f}" for t, f, v in cells))
     adversary = adversarial(options.accepted or (20_000 if quick else WANTED), REQUESTS)
     strict = [row for row in rows if row["arm"].startswith("strict")]
+    median = statistics.median([v for _, _, v in shares["strict"]]) if loads else None
     result = {
         "accepted": adversary["accepted"],
         "accepted_misses": adversary["missed"],
-        "volume_vs_clairvoyant": round(min((v for _, _, v in shares["strict"]), default=float("nan")), 4),
-        "volume_vs_clairvoyant_median": round(statistics.median([v for _, _, v in shares["strict"]] or [0.0]), 4),
-        "volume_vs_clairvoyant_defer": round(
-            min((v for _, _, v in shares["strict, class rule defer"]), default=0.0), 4
-        ),
-        "requests_vs_clairvoyant": round(min((v for _, _, v in counts["strict"]), default=0.0), 4),
+        "volume_vs_clairvoyant": least(shares["strict"]),
+        "volume_vs_clairvoyant_median": None if median is None else round(median, 4),
+        "volume_vs_clairvoyant_defer": least(shares["strict, class rule defer"]),
+        "requests_vs_clairvoyant": least(counts["strict"]),
         "azure_accepted": sum(row["accepted"] for row in strict),
         "azure_misses": sum(row["missed"] for row in strict),
         "false_accepts": small["false_accepts"],
