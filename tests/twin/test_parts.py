@@ -182,10 +182,17 @@ def test_estimate_follows_the_datasheet() -> None:
     assert two.cost.a < profile.cost.a
     with pytest.raises(InputError, match="KV blocks"):
         builtin.find("estimated:l4/llama-3.1-70b")
-    with pytest.raises(InputError, match="device = 'b100'"):
-        builtin.find("estimated:b100/llama-3.1-8b")
     with pytest.raises(InputError, match="no such file"):
         builtin.find("nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    "name", ["rtx4090/foo", "H100/Foo", "b100/llama-3.1-8b", "l4/llama-3.1-8bx", "l4/mixtral-8x7b", "l4", "", "l4/x2"]
+)
+def test_unknown_estimate_lists_what_is_known(name: str) -> None:
+    """Whatever the name looks like, the devices and models that there are stand in the error."""
+    with pytest.raises(InputError, match=r"DEVICE one of a100-80g, .* MODEL one of smollm2-135m, .*llama-3.1-70b"):
+        builtin.find(f"estimated:{name}")
 
 
 def step_log(path: Path, *, scatter: float, stalls: float = 0.0) -> Path:

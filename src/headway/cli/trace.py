@@ -124,7 +124,10 @@ def synthesize(
         Path | None, typer.Option("--from", help="Trace whose shape is fitted; none of its rows is written.")
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Write the demo trace instead of fitting one.")] = False,
-    kind: Annotated[str, typer.Option(help="Kind of the demo trace: mixed, chat, documents, single.")] = "mixed",
+    kind: Annotated[
+        str | None,
+        typer.Option(help="Kind of the demo trace: mixed, chat, documents, single.", show_default="mixed"),
+    ] = None,
     n: Annotated[int | None, typer.Option(help="Requests; as many as the source when left out.")] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds of the demo trace, instead of --n.")] = None,
     rate: Annotated[float | None, typer.Option(help="Mean requests/s; that of the source when left out.")] = None,
@@ -144,13 +147,17 @@ def synthesize(
     if demo:
         if rate is None:
             raise InputError("--demo: expected --rate, the mean requests/s")
+        if format is not None:
+            raise InputError(f"--format {format}: only for --from: expected no format with --demo")
         if (n is None) == (duration is None):
             raise InputError("--demo: expected exactly one of --n and --duration")
-        made = demo_trace(rate=rate, seed=seed, n=n, duration_s=duration, kind=kind)
+        made = demo_trace(rate=rate, seed=seed, n=n, duration_s=duration, kind="mixed" if kind is None else kind)
     else:
         assert source is not None
         if duration is not None:
             raise InputError(f"--duration = {duration:g}: only for --demo: expected --n")
+        if kind is not None:
+            raise InputError(f"--kind {kind}: only for --demo: with --from the kind is that of the source")
         trace = _load(source, format, zero_output, seed, 0.0, None)
         made = draw(trace, n=n, rate=rate, seed=seed)
         _print_fit(shape(trace), shape(made))

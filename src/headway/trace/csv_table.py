@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Sequence
 
 import polars as pl
@@ -56,8 +57,25 @@ def converted(
         bad = bad & frame[name].is_not_null()
     if bad.any():
         index = int(bad.arg_max() or 0)
+        if frame[name][index] is None and (short := _short(source, int(frame[LINE][index]), name)):
+            raise short
         raise InputError.at(source.path, int(frame[LINE][index]), name, frame[name][index], expected)
     return values
+
+
+def _short(source: Source, line: int, name: str) -> InputError | None:
+    """Return the error of a row that ends before column `name`; None when its field is there and empty."""
+    header = source.csv_header()
+    with source.path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        try:
+            row = next(itertools.islice(csv.reader(file), line - 1, None), [])
+        except csv.Error:
+            return None
+    if len(row) > header.index(name):
+        return None
+    return InputError(
+        f"{source.path}:{line}: column {name!r} is missing: the row has {len(row)} of {len(header)} expected fields"
+    )
 
 
 def _ragged(source: Source, width: int, why: str) -> InputError:

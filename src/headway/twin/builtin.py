@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from headway.core import CostCoefficients
@@ -75,6 +76,8 @@ CPU_SMOLLM2 = Profile(
 
 BUILTIN: dict[str, Profile] = {CPU_SMOLLM2.name: CPU_SMOLLM2}
 
+_ESTIMATED = f"estimated:DEVICE/MODEL[xN] with DEVICE one of {', '.join(DEVICES)} and MODEL one of {', '.join(MODELS)}"
+
 
 def find(name: str) -> Profile:
     """Return the profile that `name` stands for: a shipped one, an estimate, or a file.
@@ -85,14 +88,13 @@ def find(name: str) -> Profile:
     if name in BUILTIN:
         return BUILTIN[name]
     if name.startswith("estimated:"):
-        device, slash, model = name.removeprefix("estimated:").partition("/")
-        model, times, count = model.rpartition("x") if model not in MODELS else (model, "", "")
-        if not slash or (times and not count.isdigit()):
-            raise InputError(f"profile = {name!r}: expected estimated:DEVICE/MODEL or estimated:DEVICE/MODELxN")
-        return estimate(device, model, tensor_parallel=int(count or 1))
+        device, _, model = name.removeprefix("estimated:").partition("/")
+        count = "1"
+        if model not in MODELS and (several := re.fullmatch(r"(.+)x([0-9]{1,4})", model)):
+            model, count = several.groups()
+        if device not in DEVICES or model not in MODELS:
+            raise InputError(f"profile = {name!r}: expected {_ESTIMATED}")
+        return estimate(device, model, tensor_parallel=int(count))
     if Path(name).exists():
         return load(Path(name))
-    raise InputError(
-        f"profile = {name!r}: no such file: expected a file, {', '.join(BUILTIN)}, or estimated:DEVICE/MODEL[xN] with "
-        f"DEVICE one of {', '.join(DEVICES)} and MODEL one of {', '.join(MODELS)}"
-    )
+    raise InputError(f"profile = {name!r}: no such file: expected a file, {', '.join(BUILTIN)}, or {_ESTIMATED}")
