@@ -96,6 +96,21 @@ def test_an_end_after_the_first_token_is_judged_by_what_came() -> None:
     assert (done["aborted"], done["missed"], done["ttft_s"]) == (False, ["ttft"], pytest.approx(1.5))
 
 
+@pytest.mark.parametrize(("first_s", "aborted", "missed"), [(0.5, True, []), (1.5, False, ["ttft"])])
+def test_a_client_that_hangs_up_attains_nothing_and_undoes_no_miss(
+    first_s: float, aborted: bool, missed: list[str]
+) -> None:
+    """After its first token in time it is counted apart; after one that was late it is a miss."""
+    driver = Driver(classes())
+    driver.arrive("a", now_s=0.0, unix_s=0.0, prompt_tokens=10, max_tokens=50, tag=RequestTag(group="a"))
+    driver.begin_step(facts(FakeEngine()))
+    driver.issued({"a": 10}, lambda i: 10, now_s=0.0)
+    driver.completed({"a": 1}, now_s=first_s, idle=False)
+    driver.finished("a", now_s=first_s + 0.1, aborted=True)
+    done = driver.report.take(None)[0][-1]
+    assert (done["aborted"], done["missed"]) == (aborted, missed)
+
+
 def test_a_failure_is_not_an_abort() -> None:
     """The engine gave it up: offered and not attained."""
     driver = Driver(classes())

@@ -20,7 +20,7 @@ class Outcome:
     group: str
     slo: Slo
     promised: bool
-    aborted: bool  # its client gave it up before a token
+    aborted: bool  # its client gave it up before a target was missed
     failed: bool  # the engine gave it up
     missed: tuple[str, ...]  # of "ttft", "tpot", "tbt"
     prompt_tokens: int

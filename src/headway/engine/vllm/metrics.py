@@ -23,7 +23,7 @@ class Metrics:
     """All `headway_` series; fed with the engine's messages.
 
     Attainment counts every offered request: refused and failed ones are not attained. Requests that their client gave
-    up before a token are counted apart (`aborted`) and are in no target's series.
+    up before a target was missed are counted apart (`aborted`) and are in no target's series.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:

@@ -288,9 +288,11 @@ class HeadwayScheduler(AsyncScheduler):
         now = time.monotonic()
         failed = finished_status == RequestStatus.FINISHED_ERROR
         for request in ended:
-            # A stop string is found outside the engine and arrives as an abort after tokens came, so only the abort
-            # of a request without tokens is known to be its client's.
-            self._tell(self._driver.finished, request.request_id, now_s=now, failed=failed)
+            # A stop string is found outside the engine and arrives as an abort too, so of a request with stop strings
+            # that got tokens nobody knows whose end it is.
+            stops = request.sampling_params is not None and bool(request.sampling_params.stop)
+            gone = finished_status == RequestStatus.FINISHED_ABORTED and not stops
+            self._tell(self._driver.finished, request.request_id, now_s=now, aborted=gone, failed=failed)
         return ended
 
     def _refuse(self, request_ids: list[str]) -> None:
