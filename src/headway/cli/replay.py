@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headway.replay.store import Run
     from headway.trace.record import Trace
 
-#: Exit codes beside 0 and those of `headway.errors`: the client was the bottleneck; Ctrl-C.
+#: Exit codes beside 0 and those of `headway.errors`: the run is invalid (`Run.valid`); Ctrl-C.
 INVALID, INTERRUPTED = 4, 130
 
 
@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
+    context: typer.Context,
     trace: Path | None = typer.Argument(
         None,
         help="Trace file of any format that `headway trace inspect` reads, or `demo` for a generated one.",
@@ -73,10 +74,11 @@ def command(
     self_test: bool = typer.Option(False, "--self-test", help="Measure this client against a scripted server."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
-    """Replay a trace; exit 2: bad input, 3: no server, 4: the client was too slow, 130: Ctrl-C."""
+    """Replay a trace; exit 2: bad input, 3: no server, 4: invalid (client too slow, or all failed), 130: Ctrl-C."""
     from headway.errors import InputError
 
     if self_test:
+        _only_self_test(context)
         _self_test(as_json)
         return
     if trace is None or url is None:
@@ -169,13 +171,18 @@ def _find_capacity(
 
 
 def _trace(path: Path, format: str | None, seed: int, **selection: object) -> Trace:
+    from headway.errors import InputError
     from headway.trace import read, select
     from headway.trace.synthetic import demo_trace
 
     if str(path) == "demo":
-        rate = selection.pop("rate") or 2.0
-        limit = selection.pop("limit") or 100
-        return select(demo_trace(rate=rate, seed=seed, n=limit), **selection)  # type: ignore[arg-type]
+        if format is not None:
+            raise InputError(f"--format {format!r} with demo: expected no format: the trace is generated, not read")
+        rate, limit = selection.pop("rate"), selection.pop("limit")
+        if limit is not None and limit < 1:  # type: ignore[operator]
+            raise InputError(f"limit = {limit!r}: expected a number above 0")  # demo_trace calls it n
+        generated = demo_trace(rate=2.0 if rate is None else rate, seed=seed, n=100 if limit is None else limit)  # type: ignore[arg-type]
+        return select(generated, **selection)  # type: ignore[arg-type]
     return select(read(path, format), **selection)  # type: ignore[arg-type]
 
 
@@ -185,8 +192,9 @@ def _class_rules(texts: list[str]) -> list[tuple[str, int | None]] | None:
     rules: list[tuple[str, int | None]] = []
     for text in texts:
         name, bounded, raw = (part.strip() for part in text.partition("<="))
-        if not name or (bounded and not (raw.isdigit() and int(raw) > 0)):
-            raise InputError(f"--class-rule {text!r}: expected CLASS or CLASS<=TOKENS")
+        # A sign in the name is a mistyped bound (`chat<400`), never the name of a class.
+        if not name or set(name) & set("<>=:") or (bounded and not (raw.isdigit() and int(raw) > 0)):
+            raise InputError(f"--class-rule {text!r}: expected CLASS or CLASS<=TOKENS, such as 'chat<=400'")
         rules.append((name, int(raw) if bounded else None))
     return rules or None
 
@@ -225,6 +233,21 @@ class _Bar:
             state=f"{seen.in_flight} open, {seen.attained} in time, {seen.refused} refused, {seen.failed} failed",
         )
         self._progress.refresh()
+
+
+def _only_self_test(context: typer.Context) -> None:
+    """Raise `InputError` for anything on the command line that `--self-test` would not look at."""
+    from headway.errors import InputError
+
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is None or source.name != "COMMANDLINE" or parameter.name in ("self_test", "as_json"):
+            continue
+        shown = max(parameter.opts, key=len) if parameter.param_type_name == "option" else "TRACE"
+        raise InputError(
+            f"{shown} {context.params[parameter.name]!s:.80} with --self-test: expected at most --json beside it: "
+            "the self-test brings its own server and load"
+        )
 
 
 def _self_test(as_json: bool) -> None:
