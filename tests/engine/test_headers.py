@@ -76,6 +76,14 @@ def test_names_are_case_insensitive_and_others_are_left_alone() -> None:
     assert parse(headers, KNOWN) == {"slo_class": "chat", "tbt_ms": 80.0}
 
 
+@pytest.mark.parametrize("name", ["x-slo-tftf-ms", "X-SLO-Weight", "x-slo-"])
+def test_a_slip_of_the_pen_is_no_silent_default(name: str) -> None:
+    """There is no such header; the known ones are listed."""
+    with pytest.raises(HeaderError, match=r"x-slo-class, x-slo-ttft-ms, x-slo-tpot-ms, x-slo-tbt-ms") as caught:
+        one(name, b"5")
+    assert caught.value.header == name.lower()
+
+
 def test_a_header_that_comes_twice_is_refused() -> None:
     """Whichever wins, one of the two would be ignored in silence."""
     with pytest.raises(HeaderError, match="x-slo-ttft-ms: '2': expected the header once"):

@@ -4,6 +4,8 @@ x-slo-class      name of a class of headway.toml
 x-slo-ttft-ms    target for the first token, overrides the class's
 x-slo-tpot-ms    target for the mean pace after it
 x-slo-tbt-ms     target for every gap
+
+Another name that begins with x-slo- is a slip of the pen, and refused like a bad value.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from headway.errors import InputError
 
 TARGETS = {b"x-slo-ttft-ms": "ttft_ms", b"x-slo-tpot-ms": "tpot_ms", b"x-slo-tbt-ms": "tbt_ms"}
 CLASS = b"x-slo-class"
+PREFIX = b"x-slo-"
 
 _NUMBER = re.compile(rb"\s*[0-9]{1,12}(\.[0-9]{1,12})?\s*")
 
@@ -33,17 +36,19 @@ def parse(headers: Iterable[tuple[bytes, bytes]], known: Iterable[str]) -> dict[
 
     Raises:
         HeaderError: a value is not a plain positive number of at most one day in milliseconds, the class is not
-            one of `known`, or a header comes twice.
+            one of `known`, a header comes twice, or there is no such header.
     """
     found: dict[str, str | float] = {}
     seen: set[bytes] = set()
     for raw_name, value in headers:
         name = raw_name.lower()
-        if name != CLASS and name not in TARGETS:
+        if not name.startswith(PREFIX):
             continue
-        label = name.decode("ascii")
+        label = name.decode("latin-1")[:80]
         text = value.strip().decode("latin-1")
         shown = text[:80]
+        if name != CLASS and name not in TARGETS:
+            raise HeaderError(label, shown, f"one of {', '.join(each.decode('ascii') for each in (CLASS, *TARGETS))}")
         if name in seen:
             raise HeaderError(label, shown, "the header once")
         seen.add(name)
@@ -63,6 +68,6 @@ def parse(headers: Iterable[tuple[bytes, bytes]], known: Iterable[str]) -> dict[
 def first(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """Return the name of the first SLO header, None when there is none."""
     for name, _ in headers:
-        if name.lower() == CLASS or name.lower() in TARGETS:
-            return name.lower().decode("ascii")
+        if name.lower().startswith(PREFIX):
+            return name.lower().decode("latin-1")[:80]
     return None
