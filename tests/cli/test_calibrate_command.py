@@ -235,6 +235,7 @@ def test_targets_that_contradict_each_other(server: Scripted, tmp_path: Path) ->
         ([server.url, "more"], "more after http"),
         (["--steps", log, "model"], "--steps and model"),
         (["--steps", log, "--set", "policy=fcfs"], "--set policy: expected one of"),
+        (["--", "--port", "48733"], "--port after `--`: the server is started here, on a free port: leave it out"),
     ):
         failed = calibrated(tmp_path / "a.toml", *words)
         assert isinstance(failed.exception, InputError)

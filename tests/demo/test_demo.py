@@ -8,7 +8,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from headway.cli.main import build
 from headway.config import load
 from headway.demo.capacity import served_rate
 from headway.demo.duel import Cell, Spread, expert, order, spread
@@ -162,3 +164,24 @@ def test_the_table_counts_refused_requests_as_not_attained() -> None:
     assert "1 of 2 runs are marked invalid" in words
     assert spread(cells, systems[1], 2.0, lambda s: s["total"]["attainment"]) == Spread(median=0.5, low=0.5, high=0.5)
     assert spread(cells, systems[1], 1.0, lambda s: s["total"]["attainment"]) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--quick", "--loads", "3"], "--loads 3 with --quick"),
+        (["--quick", "--duration", "45"], "--duration 45.0 with --quick"),
+        (["--input-scale", "0.5"], "--input-scale 0.5 without --trace"),
+        (["--max-output", "96"], "--max-output 96 without --trace"),
+        (["--trace", "x.csv", "--kind", "single"], "--kind single with --trace"),
+    ],
+)
+def test_options_that_would_be_void_are_refused(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any server is started, also when the value is that of the default."""
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(build(["demo", *words]), ["demo", *words])
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+    assert not list(tmp_path.iterdir())

@@ -11,12 +11,15 @@ from twin_build import NOISY, SIMPLE, make_trace, run
 from typer.testing import CliRunner
 
 from headway.cli.main import build
+from headway.core import Slo
 from headway.errors import InputError
 from headway.replay import store
 from headway.replay.targets import Targets
+from headway.trace.synthetic import demo_trace
 from headway.twin import Scenario, report, sweep
 from headway.twin.profile import Profile, TwinError
 from headway.twin.scenario import parse_settings
+from headway.twin.source import class_notes
 
 
 def cli(*words: str) -> str:
@@ -149,6 +152,57 @@ def test_simulate_takes_the_file_of_a_server(tmp_path: Path) -> None:
     assert mine["summary"]["classes"]["chat"]["targets_s"]["ttft"] == [0.9]
     (other,) = json.loads(cli(*flags, "--set", "policy=fcfs"))
     assert other["engine"]["policy"] == "fcfs"
+
+
+CHAT_ONLY = ["--slo", "chat:ttft=1"]
+
+
+@pytest.mark.parametrize("command", ["simulate", "check"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--limit", "0"], "limit = 0"),
+        (["--rate", "0"], "rate = 0.0"),
+        (["--format", "azure2023"], "--format 'azure2023' with demo"),
+        (CHAT_ONLY, "requests of class 'document': expected one of the classes given: chat"),
+        (
+            ["--config", "FILE"],
+            "requests of class 'document': expected one of the classes given: calibration, chat, slow",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_trace_is_named(tmp_path: Path, command: str, words: list[str], message: str) -> None:
+    """Zero is not the default, and a class that nobody defined attains nothing; a server would refuse it."""
+    config = tmp_path / "headway.toml"
+    config.write_text('default_class = "slow"\n[class.chat]\nttft_ms = 900\n[class.slow]\nttft_ms = 2500\n')
+    line = [command, "demo", *(str(config) if word == "FILE" else word for word in words)]
+    result = CliRunner().invoke(build(line), line)
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+
+
+def test_an_empty_sweep_is_an_error() -> None:
+    """It is no sweep of one point."""
+    line = ["simulate", "demo", "--sweep", ""]
+    assert "--sweep ''" in str(CliRunner().invoke(build(line), line).exception)
+
+
+def test_classes_and_trace_that_differ_are_noted() -> None:
+    """Targets that nobody has, and requests without targets; those of `default` are for everybody, as in a replay."""
+    trace = make_trace([(0.0, 5, 3)])
+    chat, default = (Slo(name=name, ttft_s=1.0) for name in ("chat", "default"))
+    assert class_notes(trace, {}, closed=False) == []
+    assert class_notes(trace, {"default": default}, closed=False) == []
+    assert class_notes(trace, {"chat": chat, "default": default}, closed=False) == [
+        "no request of class chat in the trace"
+    ]
+    assert class_notes(trace, {"chat": chat}, closed=False)[1].startswith("no targets for class default")
+    assert class_notes(trace, {"chat": chat, "default": chat}, closed=True) == []
+    assert class_notes(demo_trace(rate=1.0, n=20, seed=0), {"default": default}, closed=False) == []
+    line = ["simulate", "demo", "--limit", "5", "--slo", "ttft=1", "--slo", "zzz:ttft=1"]
+    result = CliRunner().invoke(build(line), line)
+    assert "note: no request of class zzz in the trace\n" in result.stderr
+    assert result.exit_code == 0
 
 
 def test_calibrate_writes_a_profile_that_simulates(tmp_path: Path) -> None:

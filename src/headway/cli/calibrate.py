@@ -24,6 +24,18 @@ embedded one. `headway calibrate --steps FILE` sends nothing: it fits a log that
 """
 
 
+ROUNDS = (
+    "Rounds of the sweep, up to 158 requests each: 350 steps where they share steps, 800 and more where they do not."
+)
+
+#: vLLM options that a server started here cannot take -> why.
+_OWN = {
+    "--host": "the server is started here, on this machine",
+    "--port": "the server is started here, on a free port",
+    "--scheduler-cls": "the steps are logged by Headway's scheduler",
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add `headway calibrate`."""
     app.command(
@@ -46,7 +58,7 @@ def calibrate(
             help="Step log: q, n, K, X, seconds a line. With a URL: where its log is, if not as it says.",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the sweep, about 250 steps each.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help=ROUNDS)] = 3,
     api_key: Annotated[str | None, typer.Option(envvar="VLLM_API_KEY", help="What the server at URL asks for.")] = None,
     policy: Annotated[str, typer.Option(help="Ordering and step size of a server started here.")] = "fcfs",
     keep: Annotated[
@@ -128,6 +140,10 @@ def _from_own_server(words: list[str], rounds: int, policy: str, keep: Path | No
     from headway.engine.vllm.server import Server
     from headway.errors import InputError
 
+    given = launch.option_names(words)
+    for option, why in _OWN.items():
+        if option in given:
+            raise InputError(f"{option} after `--`: {why}: leave it out (a server that runs is named by its URL)")
     model = words.pop(0) if words and not words[0].startswith("-") else None
     if keep is not None and keep.exists():
         raise InputError(f"--keep {keep}: exists: expected a new file")

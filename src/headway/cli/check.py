@@ -53,7 +53,7 @@ def check(
     """Check; exit 1: a promise was broken, 2: bad input."""
     from rich.console import Console
 
-    from headway.cli.what_if import read_trace, with_config
+    from headway.cli.what_if import read_trace, say_classes, with_config
     from headway.replay.targets import parse_slo
     from headway.twin import builtin
     from headway.twin.check import check as verify
@@ -68,6 +68,7 @@ def check(
     scenario = Scenario(
         profile=builtin.find(profile), targets=parse_slo(slo or []), slos=slos, settings=settings, seed=seed
     )
+    say_classes(selected, scenario)
     stderr = Console(stderr=True)
     with stderr.status("checking") as status:
         found = verify(

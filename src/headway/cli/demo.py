@@ -48,6 +48,7 @@ def register(app: typer.Typer) -> None:
         from headway.errors import InputError
         from headway.replay.targets import parse_slo
 
+        _check_given(ctx, quick=quick, traced=trace is not None)
         if kind not in ("mixed", "single"):
             raise InputError(f"--kind {kind}: expected mixed or single")
         targets = parse_slo(slo) if slo else SINGLE if trace is not None or kind == "single" else MIXED
@@ -117,6 +118,24 @@ def register(app: typer.Typer) -> None:
         console.print(table(cells, systems, capacity))
         console.print(meaning(cells, systems), highlight=False)
         console.print(f"Runs and server logs: {folder}", highlight=False)
+
+
+def _check_given(ctx: typer.Context, *, quick: bool, traced: bool) -> None:
+    """Raise `InputError` for an option on the command line that another one would make void."""
+    from headway.errors import InputError
+
+    void: dict[str, str] = {}
+    if quick:
+        void |= dict.fromkeys(("loads", "duration"), "with --quick: expected only one of them: --quick sets it itself")
+    if traced:
+        void["kind"] = "with --trace: expected only one of them: it is the kind of generated traffic"
+    else:
+        lengths = ("max_input", "max_output", "input_scale", "output_scale")
+        void |= dict.fromkeys(lengths, "without --trace: expected --trace: generated traffic has lengths of its own")
+    for name, why in void.items():
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"--{name.replace('_', '-')} {ctx.params[name]} {why}")
 
 
 def _loads(text: str) -> list[float]:

@@ -60,7 +60,7 @@ def simulate(
     from rich.console import Console
     from rich.progress import track
 
-    from headway.cli.what_if import read_trace, with_config
+    from headway.cli.what_if import read_trace, say_classes, with_config
     from headway.errors import InputError
     from headway.replay.targets import parse_slo
     from headway.twin import builtin, report
@@ -69,7 +69,7 @@ def simulate(
 
     found = builtin.find(profile)
     settings = parse_settings(set_ or [])
-    points = sweeps.grid(sweep) if sweep else [{}]
+    points = sweeps.grid(sweep) if sweep is not None else [{}]
     if clash := sorted(set(settings) & set(points[0])):
         raise InputError(f"--sweep and --set: {clash[0]} is in both: expected it in one of them")
     slos, settings = with_config(config, slo, settings)
@@ -80,6 +80,7 @@ def simulate(
     scenario = Scenario(
         profile=found, targets=parse_slo(slo or []), slos=slos, settings=settings, seed=seed, label=label
     )
+    say_classes(selected, scenario)
     stderr = Console(stderr=True)
     with _pool(ray, jobs, sweep) as pool:
         runs = sweeps.run(selected, scenario, points, jobs=jobs, pool=pool, out=out)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headway.core import Slo
     from headway.trace.record import Trace
-    from headway.twin.scenario import Value
+    from headway.twin.scenario import Scenario, Value
 
 
 def with_config(
@@ -27,7 +27,7 @@ def with_config(
 
 
 def _from_config(path: Path) -> tuple[dict[str, Slo], dict[str, Value]]:
-    """Return the classes and settings of a `headway.toml`; a request of an unknown class is of the default one."""
+    """Return the classes and settings of a `headway.toml`; a request that names no class is of the default one."""
     from headway import config as configs
 
     config = configs.load(path)
@@ -47,12 +47,28 @@ def _from_config(path: Path) -> tuple[dict[str, Slo], dict[str, Value]]:
     return slos, settings
 
 
+def say_classes(trace: Trace, scenario: Scenario) -> None:
+    """Print on stderr where classes and trace differ; a class that nobody defined is an `InputError`."""
+    import typer
+
+    from headway.twin.source import class_notes
+
+    for note in class_notes(trace, scenario.classes, closed=scenario.slos is not None):
+        typer.echo(f"note: {note}", err=True)
+
+
 def read_trace(path: Path, format_: str | None, seed: int, **selection: object) -> Trace:
     """Return the selected part of a trace file, or of a generated trace when the path is `demo`."""
+    from headway.errors import InputError
     from headway.trace import read, select
     from headway.trace.synthetic import demo_trace
 
     if str(path) == "demo":
-        rate, limit = selection.pop("rate") or 2.0, selection.pop("limit") or 200
-        return select(demo_trace(rate=rate, seed=seed, n=limit), **selection)  # type: ignore[arg-type]
+        if format_ is not None:
+            raise InputError(f"--format {format_!r} with demo: expected no format: the trace is generated, not read")
+        rate, limit = selection.pop("rate"), selection.pop("limit")
+        if limit is not None and limit < 1:  # type: ignore[operator]
+            raise InputError(f"limit = {limit!r}: expected a number above 0")  # demo_trace calls it n
+        generated = demo_trace(rate=2.0 if rate is None else rate, seed=seed, n=200 if limit is None else limit)  # type: ignore[arg-type]
+        return select(generated, **selection)  # type: ignore[arg-type]
     return select(read(path, format_), **selection)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headway.core import Slo
+from headway.errors import InputError
 from headway.trace.record import Trace
 
 DEFAULT_CLASS = "default"
@@ -42,6 +43,34 @@ class Arrival(NamedTuple):
     def id(self) -> str:
         """Id of the request in the engine."""
         return str(self.row)
+
+
+def class_notes(trace: Trace, slos: Mapping[str, Slo], *, closed: bool) -> list[str]:
+    """Return what is odd about the classes of `trace` beside those of `slos`, in words.
+
+    `closed`: `slos` are the classes of a server, which refuses any other (HTTP 400); otherwise, as in a replay, targets
+    of class `default` are those of every class without its own. A request that names no class is of class `default`.
+
+    Raises:
+        InputError: classes are given, and those of the trace are not among them.
+    """
+    if not slos:
+        return []
+    named = set(trace.frame["slo_class"].fill_null(DEFAULT_CLASS).unique())
+    known = sorted({slo.name for slo in slos.values()})  # the default one may stand under two keys
+    unknown = sorted(named - set(slos) - {DEFAULT_CLASS})
+    if unknown and (closed or DEFAULT_CLASS not in slos):
+        others = "" if closed else f" (or targets of class {DEFAULT_CLASS}, which are for all others)"
+        raise InputError(
+            f"{trace.source}: requests of class {', '.join(map(repr, unknown))}: expected one of the classes given: "
+            f"{', '.join(known)}{others}"
+        )
+    notes = []
+    if not closed and (unused := sorted(set(slos) - named - {DEFAULT_CLASS})):
+        notes.append(f"no request of class {', '.join(unused)} in the trace")
+    if DEFAULT_CLASS in named and DEFAULT_CLASS not in slos:
+        notes.append(f"no targets for class {DEFAULT_CLASS}, of requests that name none: every answer attains them")
+    return notes
 
 
 def arrivals(trace: Trace, slos: Mapping[str, Slo], *, hashes: bool) -> Iterator[Arrival]:
