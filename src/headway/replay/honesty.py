@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headway.replay.targets import Targets
@@ -107,6 +107,16 @@ def verdict(*, lateness: dict, loop_lag: dict, limit_s: float) -> list[str]:
             f"client overloaded: P99 event-loop lag {loop_lag['p99_ms']:.1f} ms over {LOOP_LAG_LIMIT_S * 1e3:.0f} ms"
         )
     return reasons
+
+
+def nothing_served(counts: Mapping[str, int], tokens: int) -> list[str]:
+    """Return why a run says nothing of the server: not one request was served or refused (outcomes by name)."""
+    if counts["ok"] or counts["refused"]:
+        return []
+    # Cut off in the middle of an answer is slow service; without any token it is none.
+    if not counts["failed"] and (tokens or not counts["cut_off"]):
+        return []
+    return [f"no request was served or refused: {counts['failed']} failed, {counts['cut_off']} cut off"]
 
 
 def _ms(value: float | None) -> float | None:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from headway.replay import honesty
+from headway.replay.failures import Failures
 from headway.replay.record import STATUSES
 from headway.replay.request import Call
 
@@ -46,6 +47,7 @@ class Ledger:
         self._counted_by: dict[str, int] = {}
         self._prompt_deltas: list[int] = []
         self._buffered = 0
+        self._failures = Failures()
 
     def keep(self, call: Call, row: dict) -> None:
         """Count one finished request."""
@@ -62,6 +64,9 @@ class Ledger:
             self._counted_by[how] = self._counted_by.get(how, 0) + 1
             times = stream.token_times
             self._buffered += len(times) >= _BUFFERED_TOKENS and times[0] == times[-1]
+        if call.status == "failed":
+            message = None if call.message == call.reason else call.message
+            self._failures.add(call.http_status, call.reason or "unknown", message)
         if stream.prompt_tokens is not None:
             self._prompt_deltas.append(stream.prompt_tokens - call.input_tokens)
 
@@ -82,6 +87,7 @@ class Ledger:
         """Return what goes into `run.json` at the end: honesty of the client and whether the run is valid."""
         lateness, loop_lag = honesty.spread(self._lateness), honesty.spread(lag)
         reasons = honesty.verdict(lateness=lateness, loop_lag=loop_lag, limit_s=limit_s)
+        reasons += honesty.nothing_served(self.counts, self.tokens)
         deltas = self._prompt_deltas
         return {
             "valid": not reasons,
@@ -95,6 +101,7 @@ class Ledger:
                 "tokens": self.tokens,
                 "cpu_s_per_1000_tokens": round(used.cpu_s / self.tokens * 1e3, 5) if self.tokens else None,
             },
+            "failures": self._failures.facts(),
             "tokens_counted_by": self._counted_by,
             "buffered_responses": self._buffered,
             "prompt_tokens_minus_asked": {

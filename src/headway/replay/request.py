@@ -8,7 +8,7 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from time import time
 
-from headway.replay.stream import MOST_BYTES, TokenStream, error_code
+from headway.replay.stream import MOST_BYTES, TokenStream, error_code, error_message
 from headway.replay.targets import Targets
 
 #: HTTP codes that mean "refused": a decision of the server, not a fault.
@@ -19,6 +19,9 @@ NEVER_FITS = "never_fits"
 
 #: Characters of a server's error code that are kept.
 REASON_CHARS = 200
+
+#: Characters of a server's error message that are kept.
+MESSAGE_CHARS = 120
 
 
 class Call:
@@ -35,6 +38,7 @@ class Call:
         "index",
         "input_tokens",
         "max_tokens",
+        "message",
         "queue_s",
         "reason",
         "released",
@@ -77,6 +81,7 @@ class Call:
         self.http_status: int | None = None
         self.status: str | None = None
         self.reason: str | None = None
+        self.message: str | None = None  # of the server, with a failure
         self.retry_after_s: float | None = None
         self.ttft_bound_s: float | None = None
         self.queue_s: float | None = None
@@ -125,12 +130,13 @@ class Call:
             self._close_stream(now)
         self._done(self)
 
-    def close(self, status: str, reason: str | None, end: float) -> None:
-        """Set the outcome; the first one stays."""
+    def close(self, status: str, reason: str | None, end: float, message: str | None = None) -> None:
+        """Set the outcome, with the server's own words if it had any; the first one stays."""
         if self.status is None:
             self.status, self.end = status, end
-            # The code comes from the server: of any length, and not always text that a file can hold.
-            self.reason = None if reason is None else reason[:REASON_CHARS].encode("utf-8", "replace").decode()
+            # Code and message come from the server: of any length, and not always text that a file can hold.
+            self.reason = None if reason is None else _storable(reason[:REASON_CHARS])
+            self.message = _shortened(message or self.stream.message)
 
     def _close_http(self, body: bytes, end: float) -> None:
         try:
@@ -138,10 +144,11 @@ class Call:
         except (ValueError, RecursionError):
             parsed = None
         code = f"http_{self.http_status}"
+        message = parsed if isinstance(parsed, str) else body[: 4 * MESSAGE_CHARS].decode("utf-8", "replace")
         if isinstance(parsed, dict):
-            code = error_code(parsed, code)
+            code, message = error_code(parsed, code), error_message(parsed) or message
         refused = self.http_status in REFUSALS or code == NEVER_FITS
-        self.close("refused" if refused else "failed", code, end)
+        self.close("refused" if refused else "failed", code, end, message)
 
     def _close_stream(self, end: float) -> None:
         stream = self.stream
@@ -194,6 +201,16 @@ class Call:
             "queue_s": self.queue_s,
             "token_s": [round(time - zero, 6) for time in times],
         }
+
+
+def _storable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def _shortened(message: str | None) -> str | None:
+    """Return a message on one line of at most `MESSAGE_CHARS` characters; None for an empty one."""
+    line = " ".join((message or "")[: 8 * MESSAGE_CHARS].split())
+    return _storable(line if len(line) <= MESSAGE_CHARS else f"{line[: MESSAGE_CHARS - 3]}...") or None
 
 
 def retry_after(headers: dict[str, str]) -> float | None:

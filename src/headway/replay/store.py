@@ -29,7 +29,7 @@ class Run:
 
     @property
     def valid(self) -> bool:
-        """Whether the client was fast enough for the numbers to mean anything."""
+        """Whether the numbers mean anything: the client was fast enough and the server served or refused something."""
         return bool(self.meta.get("valid", False))
 
 

@@ -50,6 +50,7 @@ class TokenStream:
         "error",
         "finished",
         "first_answer",
+        "message",
         "prompt_tokens",
         "token_times",
         "total",
@@ -64,6 +65,7 @@ class TokenStream:
         self.done = False  # [DONE] was read
         self.finished = False  # a finish_reason was read
         self.error: str | None = None  # code of an error event inside the stream
+        self.message: str | None = None  # what that event says in words
         self._rest = b""
         self._chunks: list[tuple[float, bytes]] = []  # chunks with text while no running usage is known
         self._error_event = False
@@ -107,7 +109,7 @@ class TokenStream:
             self.error = "malformed_body"
             return
         if answer.get("error"):
-            self.error = error_code(answer, "error_in_body")
+            self.error, self.message = error_code(answer, "error_in_body"), error_message(answer)
             return
         usage = answer.get("usage")
         usage = usage if isinstance(usage, dict) else {}
@@ -179,7 +181,7 @@ class TokenStream:
             return True
         if not isinstance(event, dict) or not (event.get("error") or event.get("object") == "error"):
             return False
-        self.error = error_code(event, "error_in_stream")
+        self.error, self.message = error_code(event, "error_in_stream"), error_message(event)
         return True
 
     def _settle_chunks(self, count: Callable[[str], int] | None) -> None:
@@ -257,3 +259,12 @@ def error_code(body: dict, default: str) -> str:
             if isinstance(value, str) and value and not value.isdigit():
                 return value
     return default
+
+
+def error_message(body: dict) -> str | None:
+    """Return what an error body says in words (`message`, or FastAPI's `detail`); None when it only has a code."""
+    error = body.get("error", body)
+    if not isinstance(error, dict):
+        return None
+    found = error.get("message") or error.get("detail")
+    return str(found) if found else None

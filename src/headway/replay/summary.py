@@ -20,6 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.printable import plain, printable
+from headway.replay.failures import from_frame
+from headway.replay.failures import in_words as failures_in_words
 from headway.replay.server_metrics import in_words
 from headway.replay.stats import interval_ranks, min_n, wilson
 from headway.replay.store import Run
@@ -186,6 +188,9 @@ def caption(run: Run, summary: dict) -> str:
         "Intervals at 95 %, of this run alone, requests taken as independent: Wilson for shares, order statistics for "
         f"percentiles (a P99 takes {min_n(0.99)} requests).",
     ]
+    facts = meta["failures"] if "failures" in meta else from_frame(run.frame)
+    if why := failures_in_words(facts):
+        lines.append(f"Failed: {why}.")
     client = meta.get("client")
     if client:
         late, lag = client["lateness"], client["loop_lag"]
