@@ -114,3 +114,13 @@ def test_a_failure_under_the_noise_floor_cannot_be_told():
 def test_many_gates_share_the_error():
     """Up to two gates keep 95 %; ten are held to 99 % each, so that any false alarm stays within 5 %."""
     assert [round(gate.gate_confidence(n, 0.95), 6) for n in (1, 2, 10)] == [0.95, 0.95, 0.99]
+
+
+def test_a_relative_limit_on_a_share_of_zero_is_an_error():
+    """Nothing was refused: +2 % of 0 is undefined, which is no lack of a baseline; the absolute form works."""
+    served, half = frame(np.full(400, 0.1)), noisy(1, 400)
+    refused = half.with_columns(status=np.where(np.arange(400) % 2 == 0, "refused", "ok"))
+    base, other = arm("A", run(served)), arm("B", run(refused))
+    with pytest.raises(InputError, match=r"baseline's refused is 0 .*undefined: .* such as refused<=2%"):
+        outcomes(base, other, "refused<=+2%")
+    assert outcomes(base, other, "refused<=2%") == [gate.FAIL]

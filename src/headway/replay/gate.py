@@ -1,7 +1,7 @@
 """Gates: one requirement on one metric, judged with the uncertainty of the measurement.
 
     [class:]metric OP limit      OP is <= where lower is better, >= where higher is
-    p99_ttft<=+5%                signed percent: change against the baseline
+    p99_ttft<=+5%                signed percent: change relative to the baseline, which must not be 0
     attainment>=0.9, >=90%       share of the candidate; unsigned percent for shares only
     p99_tpot<=0.12s, <=120ms     seconds or milliseconds of the candidate
     goodput>=3.5                 requests (or tokens) a second of the candidate
@@ -116,7 +116,8 @@ def _error(text: str, position: int, expected: str) -> InputError:
 def judge(gate: Gate, comparison: Comparison, *, confidence: float) -> list[GateResult]:
     """Return the outcome of `gate` at every load level of `comparison`, which must hold its metric.
 
-    `confidence` is that of the two-sided interval. Raises `InputError` for a class that the runs do not have.
+    `confidence` is that of the two-sided interval. Raises `InputError` for a class that the runs do not have, and for
+    a relative limit on a baseline of 0.
     """
     results = []
     for level in comparison.levels:
@@ -141,10 +142,19 @@ def _absent(gate: Gate, label: str, changes: Sequence[Change]) -> GateResult:
 
 
 def _judge(gate: Gate, label: str, change: Change, confidence: float) -> GateResult:
+    if gate.relative and change.base.value == 0.0 and change.too_small is None:
+        where = f"class {change.slo_class}, " if change.slo_class else ""
+        example = {"percentile": "50ms", "share": f"{abs(gate.limit) * 100:g}%"}.get(gate.metric.kind, "3.5")
+        raise InputError(
+            f"gate {gate.text!r}: the baseline's {gate.metric.name} is 0 ({where}{label}): a relative limit on 0 is "
+            f"undefined: expected an absolute limit, such as {gate.metric.name}{gate.operator}{example}"
+        )
     side = change.relative if gate.relative else change.other.contrast
     bounds = side.interval(confidence) if side is not None and change.too_small is None else None
     if side is None or bounds is None:
-        why = change.too_small or ("no baseline to compare with" if gate.relative else "no value")
+        why = change.too_small or (
+            "no baseline to compare with" if gate.relative and change.base.value is None else "no value"
+        )
         return GateResult(
             gate=gate, level=label, outcome=CANNOT_TELL, value=side.value if side else None, low=None, high=None,
             detectable=None, reason=why,
