@@ -134,3 +134,16 @@ def test_an_arm_is_a_list_a_glob_or_a_folder_of_runs(tmp_path, monkeypatch):
     assert arms.load_arm("rate=2").name == "rate=2"
     with pytest.raises(InputError, match="no such run"):
         arms.load_arm(f"{tmp_path}/x*")
+
+
+def test_a_simulated_run_against_a_real_one_is_named():
+    """The note names the simulated arm, or its runs where only some are; arms of one kind need none."""
+    table = noisy(1, 50)
+    real, twin = run(table, "r", kind="replay"), run(table, "t", kind="simulation")
+    (level,) = arms.levels(arm("A", real), arm("B", twin))
+    assert level.notes[0].startswith("simulated by the twin, not measured: B; ")
+    (level,) = arms.levels(arm("A", real, twin), arm("B", real, real))
+    assert "not measured: A (t); " in level.notes[0]
+    for alike in (real, twin):
+        (level,) = arms.levels(arm("A", alike), arm("B", alike))
+        assert not level.notes

@@ -156,7 +156,7 @@ def _distinct(made: list[Level], keys: list[tuple[str, str]]) -> list[Level]:
 
 def _level(base: Sequence[Run], other: Sequence[Run], base_name: str, other_name: str) -> Level:
     reason = _why_unpaired(base, other)
-    notes: list[str] = []
+    notes = _simulated_notes(base, other, base_name, other_name)
     if reason is None:
         pairs, found = _pair_runs(base, other)
         notes += found
@@ -186,6 +186,23 @@ def _level(base: Sequence[Run], other: Sequence[Run], base_name: str, other_name
     _check_strata(level, base_name, other_name)
     _check_targets(level, base_name, other_name)
     return level
+
+
+def _simulated_notes(base: Sequence[Run], other: Sequence[Run], base_name: str, other_name: str) -> list[str]:
+    """Return a line that names what is simulated where simulated and real runs meet; none where all are alike."""
+    named, real = [], False
+    for name, runs in ((base_name, base), (other_name, other)):
+        simulated = [run for run in runs if run.meta.get("kind") == "simulation"]
+        real = real or len(simulated) < len(runs)
+        if simulated:
+            whole = len(simulated) == len(runs)
+            named.append(name if whole else f"{name} ({', '.join(run.path.name for run in simulated)})")
+    if not named or not real:
+        return []
+    return [
+        f"simulated by the twin, not measured: {' and '.join(named)}; the rest ran on a real server, so the change "
+        "holds the error of the simulation too"
+    ]
 
 
 def _key(run: Run) -> tuple[str, str, str]:
