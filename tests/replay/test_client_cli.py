@@ -43,8 +43,10 @@ def test_replay_then_list_then_show(tmp_path, url):
     assert told["summary"]["total"]["attainment"] == 1.0
     assert "clipped to 4" in " ".join(told["meta"]["trace"]["selection"])
     (line,) = call("runs", "list", str(tmp_path), "--json").stdout.splitlines()
-    assert json.loads(line)["label"] == "first"
-    assert "first" in call("runs", "list", str(tmp_path)).stdout
+    assert (json.loads(line)["label"], json.loads(line)["kind"]) == ("first", "replay")
+    listed = call("runs", "list", str(tmp_path)).stdout
+    assert "first" in listed
+    assert "replay" in listed
     shown = json.loads(call("runs", "show", str(tmp_path / "a"), "--json").stdout)
     assert shown["summary"] == told["summary"]
     assert "12 requests" in call("runs", "show", str(tmp_path / "a")).stdout

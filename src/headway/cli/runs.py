@@ -43,6 +43,7 @@ def list_runs(
                 "path": str(path),
                 "label": run.meta.get("label"),
                 "started_unix_s": run.meta.get("clock", {}).get("started_unix_s"),
+                "kind": run.meta.get("kind"),
                 "state": run.meta.get("state"),
                 "valid": run.meta.get("valid"),
                 "trace": run.meta.get("trace", {}).get("source"),
@@ -57,13 +58,14 @@ def list_runs(
             typer.echo(json.dumps(line))
         return
     view = Table(caption=f"{len(lines)} runs in {plain(root)}; attained = share of all offered requests")
-    for name in ("run", "label", "state", "valid", "trace", "n", "attained", "goodput req/s"):
+    for name in ("run", "label", "kind", "state", "valid", "trace", "n", "attained", "goodput req/s"):
         view.add_column(name, overflow="fold")  # a path cut short names no run
     for line in lines:
         share, goodput = line["attainment"], line["goodput_req_s"]
         view.add_row(
             plain(line["path"]),
             plain(line["label"] or ""),
+            plain(line["kind"] or "?"),
             plain(line["state"] or "?"),
             {True: "yes", False: "NO"}.get(line["valid"], "?"),
             plain(line["trace"] or "?"),
