@@ -84,7 +84,7 @@ def meaning(cells: Sequence[Cell], systems: Sequence[System]) -> str:
     )
     bad = [c for c in cells if not c.run.valid]
     second = (
-        f"{len(bad)} of {len(cells)} runs are marked invalid (the load generator itself was late, or nothing was served; "
+        f"{len(bad)} of {len(cells)} runs are marked invalid (the load generator was late, or nothing was served; "
         "`headway runs show` says which), so repeat them on a quieter machine before quoting a number."
         if bad
         else f"In all {len(cells)} runs the load generator kept its schedule, so the numbers are the servers'."
