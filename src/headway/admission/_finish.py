@@ -118,7 +118,7 @@ class Worst:
             return late, latest
 
         finish: Floats = np.full(len(backlog) - at, math.inf)
-        late, latest = math.inf, 0
+        latest = 0
         for share in (1.0, 0.5, 0.25):
             steps = (share * step, share * own) if own > step and not latest else (share * step,)
             if share < 1:

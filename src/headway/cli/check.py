@@ -53,7 +53,8 @@ def check(
     """Check; exit 1: a promise was broken, 2: bad input."""
     from rich.console import Console
 
-    from headway.cli.what_if import read_trace, say_classes, with_config
+    from headway.cli.given import read_trace
+    from headway.cli.what_if import say_classes, with_config
     from headway.replay.targets import parse_slo
     from headway.twin import builtin
     from headway.twin.check import check as verify
@@ -62,8 +63,8 @@ def check(
     settings = parse_settings(set_ or [])
     slos, settings = with_config(config, slo, settings)
     selected = read_trace(
-        trace, format_, seed, start_s=start, duration_s=duration, limit=limit, time_scale=time_scale, rate=rate,
-        max_input=max_input, max_output=max_output,
+        trace, format_, seed, generated=200, start_s=start, duration_s=duration, limit=limit, time_scale=time_scale,
+        rate=rate, max_input=max_input, max_output=max_output,
     )  # fmt: skip
     scenario = Scenario(
         profile=builtin.find(profile), targets=parse_slo(slo or []), slos=slos, settings=settings, seed=seed

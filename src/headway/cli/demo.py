@@ -122,6 +122,7 @@ def register(app: typer.Typer) -> None:
 
 def _check_given(ctx: typer.Context, *, quick: bool, traced: bool) -> None:
     """Raise `InputError` for an option on the command line that another one would make void."""
+    from headway.cli.given import on_command_line
     from headway.errors import InputError
 
     void: dict[str, str] = {}
@@ -133,8 +134,7 @@ def _check_given(ctx: typer.Context, *, quick: bool, traced: bool) -> None:
         lengths = ("max_input", "max_output", "input_scale", "output_scale")
         void |= dict.fromkeys(lengths, "without --trace: expected --trace: generated traffic has lengths of its own")
     for name, why in void.items():
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if on_command_line(ctx, name):
             raise InputError(f"--{name.replace('_', '-')} {ctx.params[name]} {why}")
 
 

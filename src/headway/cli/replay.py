@@ -86,14 +86,15 @@ def command(
 
     from rich.console import Console
 
+    from headway.cli.given import read_trace
     from headway.printable import wide_console
     from headway.replay.client import replay
     from headway.replay.summary import summarise, table
     from headway.replay.targets import parse_slo
 
     def load(rate: float | None, seed: int) -> Trace:
-        return _trace(
-            trace, format, seed,
+        return read_trace(
+            trace, format, seed, generated=100,
             start_s=start, duration_s=duration, limit=limit, time_scale=time_scale, rate=rate,
             max_input=max_input, max_output=max_output, classes=_class_rules(class_rule),
         )  # fmt: skip
@@ -170,22 +171,6 @@ def _find_capacity(
     )
 
 
-def _trace(path: Path, format: str | None, seed: int, **selection: object) -> Trace:
-    from headway.errors import InputError
-    from headway.trace import read, select
-    from headway.trace.synthetic import demo_trace
-
-    if str(path) == "demo":
-        if format is not None:
-            raise InputError(f"--format {format!r} with demo: expected no format: the trace is generated, not read")
-        rate, limit = selection.pop("rate"), selection.pop("limit")
-        if limit is not None and limit < 1:  # type: ignore[operator]
-            raise InputError(f"limit = {limit!r}: expected a number above 0")  # demo_trace calls it n
-        generated = demo_trace(rate=2.0 if rate is None else rate, seed=seed, n=100 if limit is None else limit)  # type: ignore[arg-type]
-        return select(generated, **selection)  # type: ignore[arg-type]
-    return select(read(path, format), **selection)  # type: ignore[arg-type]
-
-
 def _class_rules(texts: list[str]) -> list[tuple[str, int | None]] | None:
     from headway.errors import InputError
 
@@ -237,11 +222,11 @@ class _Bar:
 
 def _only_self_test(context: typer.Context) -> None:
     """Raise `InputError` for anything on the command line that `--self-test` would not look at."""
+    from headway.cli.given import on_command_line
     from headway.errors import InputError
 
     for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is None or source.name != "COMMANDLINE" or parameter.name in ("self_test", "as_json"):
+        if parameter.name in ("self_test", "as_json") or not on_command_line(context, parameter.name or ""):
             continue
         shown = max(parameter.opts, key=len) if parameter.param_type_name == "option" else "TRACE"
         raise InputError(

@@ -60,7 +60,8 @@ def simulate(
     from rich.console import Console
     from rich.progress import track
 
-    from headway.cli.what_if import read_trace, say_classes, with_config
+    from headway.cli.given import read_trace
+    from headway.cli.what_if import say_classes, with_config
     from headway.errors import InputError
     from headway.replay.targets import parse_slo
     from headway.twin import builtin, report
@@ -74,8 +75,8 @@ def simulate(
         raise InputError(f"--sweep and --set: {clash[0]} is in both: expected it in one of them")
     slos, settings = with_config(config, slo, settings)
     selected = read_trace(
-        trace, format_, seed, start_s=start, duration_s=duration, limit=limit, time_scale=time_scale, rate=rate,
-        max_input=max_input, max_output=max_output,
+        trace, format_, seed, generated=200, start_s=start, duration_s=duration, limit=limit, time_scale=time_scale,
+        rate=rate, max_input=max_input, max_output=max_output,
     )  # fmt: skip
     scenario = Scenario(
         profile=found, targets=parse_slo(slo or []), slos=slos, settings=settings, seed=seed, label=label

@@ -1,4 +1,4 @@
-"""What `headway simulate` and `headway check` read alike: classes, settings and the trace."""
+"""What `headway simulate` and `headway check` read alike: classes and settings."""
 
 from __future__ import annotations
 
@@ -55,20 +55,3 @@ def say_classes(trace: Trace, scenario: Scenario) -> None:
 
     for note in class_notes(trace, scenario.classes, closed=scenario.slos is not None):
         typer.echo(f"note: {note}", err=True)
-
-
-def read_trace(path: Path, format_: str | None, seed: int, **selection: object) -> Trace:
-    """Return the selected part of a trace file, or of a generated trace when the path is `demo`."""
-    from headway.errors import InputError
-    from headway.trace import read, select
-    from headway.trace.synthetic import demo_trace
-
-    if str(path) == "demo":
-        if format_ is not None:
-            raise InputError(f"--format {format_!r} with demo: expected no format: the trace is generated, not read")
-        rate, limit = selection.pop("rate"), selection.pop("limit")
-        if limit is not None and limit < 1:  # type: ignore[operator]
-            raise InputError(f"limit = {limit!r}: expected a number above 0")  # demo_trace calls it n
-        generated = demo_trace(rate=2.0 if rate is None else rate, seed=seed, n=200 if limit is None else limit)  # type: ignore[arg-type]
-        return select(generated, **selection)  # type: ignore[arg-type]
-    return select(read(path, format_), **selection)  # type: ignore[arg-type]

@@ -125,17 +125,13 @@ class Driver:
             self.desk.join(request_id, group=tag.group, size=tag.size, now_s=now_s)
 
     def finished(self, request_id: str, *, now_s: float, aborted: bool = False, failed: bool = False) -> None:
-        """A request ended by itself, by its client (`aborted`) or by an error (`failed`). Unknown ids are ignored.
-
-        A client that gives up after a target was missed does not undo the miss.
-        """
+        """A request ended by itself, by its client (`aborted`) or by an error (`failed`). Unknown ids are ignored."""
         tracked = self._forget(request_id)
         if tracked is not None:
-            missed = tracked.outcome(aborted=False, failed=failed).missed
-            aborted = not failed and not missed and (aborted or tracked.state.first_token_s is None)
+            outcome = tracked.outcome(aborted=aborted, failed=failed)
             if self.recorder.log is not None:
-                self.recorder.log.finished(tracked.state, now_s, aborted=aborted or failed)
-            self.report.done(tracked.client, tracked.outcome(aborted=aborted, failed=failed))
+                self.recorder.log.finished(tracked.state, now_s, aborted=outcome.aborted or failed)
+            self.report.done(tracked.client, outcome)
 
     def preempted(self, request_id: str) -> None:
         """The engine took the KV of a request away."""

@@ -32,7 +32,10 @@ class Tracked:
         return None if at_s is None else at_s + self.front_s - self.state.arrival_s
 
     def outcome(self, *, aborted: bool, failed: bool) -> Outcome:
-        """Return what the request got; a target that was never reached is not among the missed ones."""
+        """Return what the request got; a target that was never reached is not among the missed ones.
+
+        A client that gives up after a target was missed does not undo the miss; before a token nobody else ends one.
+        """
         state, slo = self.state, self.slo
         ttft = tpot = decode_queue = None
         missed: list[str] = []
@@ -52,7 +55,7 @@ class Tracked:
             group=self.group,
             slo=slo,
             promised=state.promised,
-            aborted=aborted,
+            aborted=not failed and not missed and (aborted or first is None),
             failed=failed,
             missed=tuple(missed),
             prompt_tokens=state.prompt_tokens,

@@ -16,16 +16,7 @@ import heapq
 
 import numpy as np
 
-from headway.core import (
-    Admission,
-    EngineView,
-    KvView,
-    Ledger,
-    Policy,
-    Step,
-    StepCost,
-    StepPlan,
-)
+from headway.core import Admission, EngineView, KvView, Ledger, Policy, Step, StepCost, StepPlan
 from headway.errors import HeadwayError
 from headway.twin.batch import Batch, Batcher
 from headway.twin.clock import StepEnds
