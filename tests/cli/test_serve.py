@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +118,7 @@ class _Scripted:
     """A server that ends as told: `error` while it starts, `code` later, calling `during` at each wait."""
 
     model, url = "m", "http://127.0.0.1:1"
+    command = SimpleNamespace(drain_s=0.0)
 
     def __init__(
         self, *, code: int = 0, error: HeadwayError | None = None, during: Callable[[], None] = lambda: None
@@ -158,6 +160,16 @@ def test_signals_are_passed_on_and_the_handlers_put_back(
     assert server.log == ["start", number.name, "stop"]
     assert signal.getsignal(number) == before
     assert "headway: serving m on http://127.0.0.1:1/v1 (ready after 2 s)" in capsys.readouterr().out
+
+
+def test_whoever_stops_it_reads_how_long_streams_have(capfd: pytest.CaptureFixture[str]) -> None:
+    """Said once, at the first signal; not where nothing is waited for."""
+    server = _Scripted(during=lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
+    server.command = SimpleNamespace(drain_s=30.0)
+    serve.run(server)  # type: ignore[arg-type]
+    assert capfd.readouterr().out.count("headway: stopping; streams have 30 s to end (Ctrl-C twice: at once)") == 1
+    serve.run(_Scripted(during=lambda: os.kill(os.getpid(), signal.SIGINT)))  # type: ignore[arg-type]
+    assert "stopping" not in capfd.readouterr().out
 
 
 def test_stopped_while_starting_is_no_error() -> None:

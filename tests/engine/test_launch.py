@@ -52,7 +52,9 @@ def test_headway_adds_its_plug_points_and_settings(tmp_path: Path, monkeypatch: 
     """Scheduler and middleware on the command line, settings in the environment, the path made absolute."""
     monkeypatch.chdir(tmp_path)
     made = command(config=Path("headway.toml"), policy="edf", admission="admit_all")
-    assert made.argv[-4:] == ("--scheduler-cls", launch.SCHEDULER, "--middleware", launch.MIDDLEWARE)
+    drain = ("--shutdown-timeout", "30")
+    assert made.argv[-6:] == (*drain, "--scheduler-cls", launch.SCHEDULER, "--middleware", launch.MIDDLEWARE)
+    assert made.drain_s == 30.0
     assert made.env["HEADWAY_CONFIG"] == str(tmp_path / "headway.toml")
     assert (made.env["HEADWAY_POLICY"], made.env["HEADWAY_ADMISSION"]) == ("edf", "admit_all")
 
@@ -109,6 +111,25 @@ def test_users_environment_wins() -> None:
     salts = {command(environ=other, model="m").env["HEADWAY_TENANT_SALT"] for _ in range(2)}
     assert len(salts) == 2  # drawn anew at each start
     assert "HEADWAY_TENANT_SALT" not in command(environ=other, model="m", stock=True).env
+
+
+@pytest.mark.parametrize(
+    ("options", "drain_s"),
+    [
+        ({"extra": ["--shutdown-timeout", "5"]}, 5.0),
+        ({"extra": ["--shutdown_timeout=0"]}, 0.0),
+        ({"stock": True}, 0.0),
+        ({"stock": True, "extra": ["--shutdown-timeout=7"]}, 7.0),
+        ({"extra": ["--shutdown-timeout", "soon"]}, 0.0),
+    ],
+)
+def test_the_time_to_drain_is_the_users(options: dict[str, Any], drain_s: float) -> None:
+    """Ours only where none is given; stock vLLM keeps its own; what is no number vLLM refuses."""
+    made = command(**options)
+    assert made.drain_s == drain_s
+    assert sum(arg.replace("_", "-").startswith("--shutdown-timeout") for arg in made.argv) == len(
+        [each for each in options.get("extra", ()) if each.startswith("--")]
+    )
 
 
 def test_served_name_follows_the_users_option() -> None:

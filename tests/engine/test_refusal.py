@@ -37,7 +37,7 @@ def test_a_refusal_is_a_429_with_the_numbers() -> None:
     assert headers == [(b"retry-after", b"1"), (b"retry-after-ms", b"500")]
     assert json.loads(body) == {
         "error": {
-            "message": "the first token cannot come within the target: 1500.0 ms could be promised, "
+            "message": "the first token cannot come within the target: 1500 ms could be promised, "
             "1000 ms were asked for",
             "type": "slo_unattainable",
             "param": None,
@@ -45,6 +45,14 @@ def test_a_refusal_is_a_429_with_the_numbers() -> None:
             "headway": {"class": "chat", "ttft_target_ms": 1000.0, "ttft_bound_ms": 1500.0, "prompt_tokens": 300},
         }
     }
+
+
+def test_a_target_below_a_millisecond_is_told_as_it_was_asked() -> None:
+    """0.001 ms is not 0 ms."""
+    _, _, body = answer(refused(ttft_target_s=1e-6))
+    error = json.loads(body)["error"]
+    assert error["message"].endswith("1500 ms could be promised, 0.001 ms were asked for")
+    assert error["headway"]["ttft_target_ms"] == 0.001
 
 
 @pytest.mark.parametrize(
@@ -79,7 +87,7 @@ def test_an_unknown_bound_is_left_out(bound_s: float | None) -> None:
         ("kv_exhausted", 429, "slo_unattainable"),
         ("queue_full", 429, "slo_unattainable"),
         ("never_fits", 400, "invalid_request_error"),
-        ("draining", 503, "slo_unattainable"),
+        ("draining", 503, "service_unavailable"),
     ],
 )
 def test_status_and_type_follow_the_code(code: str, status: int, kind: str) -> None:

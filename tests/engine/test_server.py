@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from engine_client import wait_for
 
 from headway.engine.vllm import versions
 from headway.engine.vllm.launch import Command, free_port
@@ -89,6 +90,19 @@ with Server(command, log=Path(sys.argv[3]), grace_s=5):
         assert process.stdout.readline() == "ready\n"
         pids = pids_in(log.read_text())
         process.kill()
+    for pid in pids:
+        assert_ends(pid)
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path: Path, assert_ends: Callable[[int], None]) -> None:
+    """Its grace is longer than this test may take; two SIGTERM would wait for it."""
+    deaf = "import signal; signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True))\n" + TREE
+    with Server(scripted(deaf), log=tmp_path / "log", grace_s=600) as server:
+        pids = pids_in(server.output_tail())
+        server.send_signal(signal.SIGINT)
+        wait_for(lambda: "asked" in server.output_tail())  # two that are pending are one
+        server.send_signal(signal.SIGINT)
+        assert server.wait() == 128 + signal.SIGKILL
     for pid in pids:
         assert_ends(pid)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from types import FrameType
@@ -83,6 +84,10 @@ def run(server: Server, *, calibrate: bool = False) -> int:
     asked: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
+        if not asked and server.command.drain_s:
+            # Not through a stream: a signal may come in the middle of another line.
+            text = f"headway: stopping; streams have {server.command.drain_s:g} s to end (Ctrl-C twice: at once)\n"
+            os.write(1, text.encode())
         asked.append(number)
         server.send_signal(number)
 

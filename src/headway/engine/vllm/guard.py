@@ -7,7 +7,7 @@ the standard library alone, so that it starts in milliseconds:
     python guard.py OWNER_PID GRACE_S COMMAND...
 
 The owner must be the direct parent: a parent of another id means that the owner is gone. SIGTERM, SIGINT and
-SIGHUP stop the tree as well. It leaves with the command's exit code (128 + n after signal n).
+SIGHUP stop the tree as well, a second SIGINT at once. It leaves with the command's exit code (128 + n after signal n).
 """
 
 from __future__ import annotations
@@ -49,20 +49,25 @@ def main(argv: list[str]) -> int:
         if os.getppid() != owner:
             asked.append(signal.SIGTERM)
     if asked:
-        stop(child, asked[0], grace_s)
+        stop(child, asked, grace_s)
     sweep()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def stop(child: subprocess.Popen[bytes], number: int, grace_s: float) -> None:
-    """Forward the signal and wait up to `grace_s` seconds for the command to end by itself."""
+def stop(child: subprocess.Popen[bytes], asked: list[int], grace_s: float) -> None:
+    """Forward the first signal and wait up to `grace_s` seconds for the command to end by itself.
+
+    A second Ctrl-C does not wait.
+    """
     if child.poll() is None:
-        child.send_signal(number)
-    try:
-        child.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+        child.send_signal(asked[0])
+    until = time.monotonic() + grace_s
+    while child.poll() is None:
+        if time.monotonic() >= until or asked.count(signal.SIGINT) > 1:
+            child.kill()
+            child.wait()
+            return
+        time.sleep(POLL_S)
 
 
 def sweep() -> None:

@@ -22,6 +22,9 @@ MIDDLEWARE = "headway.engine.vllm.middleware.SloMiddleware"
 #: Context length of the embedded model: half of what it was trained for, enough and quick to set up.
 EMBEDDED_MAX_MODEL_LEN = 4096
 
+#: Seconds in which streams in flight may end when the server is asked to stop; vLLM's default is to abort them.
+DRAIN_S = 30
+
 #: vLLM options that Headway sets itself and the user therefore may not -> what to do instead.
 _OURS = {
     "--scheduler-cls": "leave it out, or use --stock for a vLLM without Headway",
@@ -43,6 +46,7 @@ class Command:
     model: str  # name under which requests address the model
     scheme: str = "http"
     api_key: str | None = field(default=None, repr=False)  # one that the server accepts, None when it asks for none
+    drain_s: float = 0.0  # how long it lets streams run on when it is asked to stop
 
     @property
     def url(self) -> str:
@@ -115,6 +119,8 @@ def command(
         if option[0] not in given:
             argv += option
     if not stock:
+        if "--shutdown-timeout" not in given:
+            argv += ["--shutdown-timeout", str(DRAIN_S)]
         argv += ["--scheduler-cls", SCHEDULER, "--middleware", MIDDLEWARE]
         settings = {
             "HEADWAY_CONFIG": None if config is None else str(config.resolve()),
@@ -127,7 +133,17 @@ def command(
     argv += extra
     scheme = "https" if "--ssl-certfile" in given else "http"
     key = _value(extra, "--api-key") or env.get("VLLM_API_KEY") or None
-    return Command(argv=tuple(argv), env=env, host=host, port=port, model=served, scheme=scheme, api_key=key)
+    drain = _value(argv, "--shutdown-timeout") or ""
+    return Command(
+        argv=tuple(argv),
+        env=env,
+        host=host,
+        port=port,
+        model=served,
+        scheme=scheme,
+        api_key=key,
+        drain_s=float(drain) if drain.isascii() and drain.isdigit() else 0.0,  # what else vLLM refuses
+    )
 
 
 def _refuse_contradictions(

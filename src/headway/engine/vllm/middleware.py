@@ -24,6 +24,7 @@ from headway.engine.base import MAX_GROUP, RequestTag
 from headway.engine.front import Front
 from headway.engine.vllm import headers as slo_headers
 from headway.engine.vllm import inbox, refusal
+from headway.engine.vllm.drain import Drain
 from headway.engine.vllm.messages import ENV_EVENT_LOG, XARG, config_from_environment, encode_tag
 from headway.engine.vllm.metrics import Metrics
 from headway.engine.vllm.tenant import Tenants
@@ -75,10 +76,13 @@ class SloMiddleware:
         self.events = EventLog(os.environ.get(ENV_EVENT_LOG)) if self.metrics is not None else None
         self._open: dict[str, _Exchange] = {}
         self._front = Front()
+        self._drain = Drain(self._cut)
         install(self.deliver)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if scope["type"] == "lifespan":
+            self._drain.watch(scope)
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
@@ -96,6 +100,9 @@ class SloMiddleware:
         # All of it even for a request that is refused for its headers: what is left unread costs the connection.
         body, gone = await _read_body(receive)
         if gone is not None:
+            return
+        if self._drain.draining:
+            await _answer(send, *refusal.draining())
             return
         try:
             slo = slo_headers.parse(scope["headers"], self.config.classes)
@@ -119,8 +126,17 @@ class SloMiddleware:
         self._open[tag.group] = exchange
         try:
             await self.app(_with_length(scope, len(body)), _replay(body, receive), exchange.send)
+        except asyncio.CancelledError:
+            if not exchange.was_cut:
+                raise
+            await exchange.end()
         finally:
             self._open.pop(tag.group, None)
+
+    def _cut(self) -> None:
+        """End what is still open when the time to drain is over."""
+        for exchange in list(self._open.values()):
+            exchange.cut()
 
     def _tagged(self, body: bytes, tag: RequestTag) -> bytes:
         if self.config.bookings:
@@ -156,6 +172,28 @@ class _Exchange:
         self._error: list[bytes] | None = None
         self._refused: dict[str, Any] | None = None
         self._headers: refusal.Headers = []
+        self._task = asyncio.current_task()
+        self.was_cut = False
+
+    def cut(self) -> None:
+        """Stop waiting for the rest of the response; `end` tells the client."""
+        if self._task is not None:
+            self.was_cut = True
+            self._task.cancel()
+
+    async def end(self) -> None:
+        """End a response that was cut: a stream with an error event, what has not begun as a refusal."""
+        assert self._task is not None
+        self._task.uncancel()
+        if self._dropping:
+            return
+        if not self._passing:
+            await _answer(self._send, *refusal.draining())
+            return
+        _, _, error = refusal.draining()
+        kinds = [value for name, value in (self._start or {}).get("headers", ()) if name.lower() == b"content-type"]
+        event = b"data: " + error + b"\n\ndata: [DONE]\n\n" if kinds and b"event-stream" in kinds[0] else b""
+        await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
     def learn(self, message: dict[str, Any]) -> None:
         if message["kind"] == "refused":

@@ -41,7 +41,7 @@ def answer(message: dict[str, Any]) -> tuple[int, Headers, bytes]:
     if message["detail"] is not None:
         text += f": {message['detail']}"
     elif numbers["ttft_bound_ms"] is not None and numbers["ttft_target_ms"] is not None:
-        text += f": {numbers['ttft_bound_ms']} ms could be promised, {numbers['ttft_target_ms']:.0f} ms were asked for"
+        text += f": {numbers['ttft_bound_ms']:g} ms could be promised, {numbers['ttft_target_ms']:g} ms were asked for"
     headers: Headers = []
     wait = message["retry_after_s"]
     if wait is not None and math.isfinite(wait) and code != "never_fits":
@@ -52,11 +52,20 @@ def answer(message: dict[str, Any]) -> tuple[int, Headers, bytes]:
     return status, headers, body
 
 
+def draining() -> tuple[int, Headers, bytes]:
+    """Return the answer to a request that comes when the server was asked to stop, as `answer` does.
+
+    How long another one takes to be there instead is not known here, so there is no Retry-After.
+    """
+    code = "draining"
+    return STATUS[code], [], error_body(_EXPLAIN[code], code=code, status=STATUS[code])
+
+
 def error_body(
     message: str, *, code: str, status: int, param: str | None = None, headway: dict[str, Any] | None = None
 ) -> bytes:
     """Return an OpenAI error body."""
-    kind = "invalid_request_error" if status == 400 else "slo_unattainable"
+    kind = {400: "invalid_request_error", 503: "service_unavailable"}.get(status, "slo_unattainable")
     error: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
     if headway:
         error["headway"] = headway
@@ -64,4 +73,7 @@ def error_body(
 
 
 def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None or not math.isfinite(seconds) else round(seconds * 1e3, 1)
+    if seconds is None or not math.isfinite(seconds):
+        return None
+    milliseconds = seconds * 1e3
+    return round(milliseconds, 1) if abs(milliseconds) >= 1 else float(f"{milliseconds:.2g}")

@@ -35,7 +35,7 @@ class Server:
     process is interrupted or killed, whatever kills it (see guard.py).
 
     `log` takes the server's output; without it the output is passed on to stderr as it comes. `grace_s` is how
-    long vLLM may take to end by itself before it is killed.
+    long vLLM may take to end by itself, beyond its time to drain, before it is killed.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Server:
         self.url = command.url
         self.model = command.model
         self.log = log
-        self._grace_s = grace_s
+        self._grace_s = command.drain_s + grace_s
         self._ready_s = ready_s
         self._process: subprocess.Popen[bytes] | None = None
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
