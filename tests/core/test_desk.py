@@ -130,6 +130,32 @@ def test_a_group_has_one_verdict() -> None:
     assert desk.empty
 
 
+@pytest.mark.parametrize(
+    ("reason", "others", "told"),
+    [
+        (Reason.TBT, False, Reason.NEVER_FITS),
+        (Reason.KV, False, Reason.NEVER_FITS),
+        (Reason.TTFT, False, Reason.TTFT),
+        (Reason.TBT, True, Reason.TBT),
+    ],
+)
+def test_a_group_that_is_in_its_own_way(reason: Reason, others: bool, told: Reason) -> None:
+    """Too many sequences for an engine that has nothing else are too many at any time: a retry cannot cure it."""
+    ledger, (first, second) = arrived("reject", "reject")
+    if others:
+        other = request(7)
+        ledger.arrive(other)
+        ledger.accept(other, 1.0)
+    desk = Desk()
+    for one in (first, second):
+        desk.join(one.id, group="g", size=2, now_s=0.0)
+    full = Reject(reason=reason, retry_after_s=1.0)
+    (answer,) = desk.ask(view(ledger), Script(lambda v, r: full if r is second else Accept()))
+    assert isinstance(answer.verdict, Reject)
+    assert answer.verdict.reason is told
+    assert (answer.verdict.retry_after_s is None) == (told is Reason.NEVER_FITS)
+
+
 def test_members_that_never_come_are_forgotten() -> None:
     """A decided group is kept for a while only."""
     ledger, (first,) = arrived("reject")

@@ -178,6 +178,10 @@ class Desk:
                 ledger.accept(state, verdict.bound_s)
                 bounds.append(verdict.bound_s)
                 continue
+            alone = len(ledger.pending) + len(ledger.decoding) == len(bounds)
+            if bounds and alone and _reason(verdict) in _SIZE and not view.cost.drifting:
+                # Only its own sequences are in its way, and they come with it every time.
+                verdict = Reject(reason=Reason.NEVER_FITS, detail=_TOGETHER.format(len(states)))
             for accepted in states[: len(bounds)]:
                 ledger.retract(accepted)
             if isinstance(verdict, Defer):
@@ -276,6 +280,10 @@ def _reason(verdict: Verdict) -> Reason | None:
     return verdict.reason if isinstance(verdict, Reject) else None
 
 
+#: Reasons that name what a request takes at the same time as others, not how long it waits behind them.
+_SIZE = (Reason.TBT, Reason.KV)
+
+_TOGETHER = "its {} sequences are served together, and so many are too many even alone"
 _SHARE = "the room that is left is kept for others"
 _BOOKED = "the room that is left is kept for requests that were told to come back now"
 
