@@ -109,6 +109,34 @@ def test_a_change_of_the_engine_is_followed() -> None:
     assert worst(cost, slower) < 0.1
 
 
+@pytest.mark.parametrize("kept", ["prefill", "decodes"])
+def test_what_steps_say_nothing_about_is_not_forgotten(kept: str) -> None:
+    """10,000 steps without prefill leave its price as it was, 10,000 without decodes theirs."""
+    cost = StepCost()
+    for step in steps(CPU, 400, noise=0.05):
+        cost.observe(step)
+    asked = (500, 0, 0, 500 * 250.0) if kept == "prefill" else (0, 50, 20_000, 0.0)
+    before = cost.mean.seconds(*asked)
+    rng = random.Random(1)
+    for number in range(10_000):
+        n = rng.randint(1, 50)
+        row = (0, n, 400 * n, 0.0) if kept == "prefill" else (n * 20, 0, 0, n * 20 * 300.0)
+        seconds = CPU.seconds(*row) * math.exp(rng.gauss(0.0, 0.05))
+        cost.observe(Step(q=row[0], n=row[1], K=row[2], X=row[3], seconds=seconds))
+        if number % 1000 == 999:
+            assert cost.mean.seconds(*asked) == pytest.approx(before, rel=0.1)
+
+
+def test_a_slow_minute_is_unlearned() -> None:
+    """400 steps that took a quarter more, then as before: 600 steps later the mean is right again."""
+    cost = StepCost()
+    slow = CostCoefficients(g=1.25 * CPU.g, a=1.25 * CPU.a, b=1.25 * CPU.b, k=0.0, x=1.25 * CPU.x)
+    for seed, (true, count) in enumerate(((CPU, 1000), (slow, 400), (CPU, 600))):
+        for step in steps(true, count, noise=0.03, seed=seed):
+            cost.observe(step)
+    assert worst(cost, CPU) < 0.06
+
+
 def test_the_envelope_widens_when_steps_get_noisier() -> None:
     """The margin is that of the recent steps."""
     cost = StepCost()

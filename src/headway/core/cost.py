@@ -83,6 +83,11 @@ REGIMES = ("decode_only", "mixed")
 _LONGER, _SHORTER = 1.1, 0.8
 
 
+#: Beside the newest steps the fit remembers those of each regime for 1,500 of their own kind, at this weight: what
+#: steps without prefill say nothing about must not be forgotten while there are only such.
+_SLOW_FORGET, _SLOW_WEIGHT = math.exp(-1 / 1500), 0.02
+
+
 class StepCost:
     """Online fit of tau: `mean` for throughput choices, `envelope` for promises.
 
@@ -102,7 +107,7 @@ class StepCost:
         *,
         eps: float = 0.05,
         window: int | None = None,
-        memory: float = 1500.0,
+        memory: float = 300.0,
     ) -> None:
         if not 0 < eps < 1:
             raise ValueError(f"eps = {eps!r}: expected a share in (0, 1)")
@@ -115,6 +120,8 @@ class StepCost:
         theta = np.array([self.mean.g, self.mean.a, self.mean.b, self.mean.k, self.mean.x]) * _SCALE
         self._gram = strength * np.eye(5)
         self._moment = strength * theta
+        self._slow_gram = np.zeros((2, 5, 5))
+        self._slow_moment = np.zeros((2, 5))
         window = window or max(256, math.ceil(1 / eps))
         self._envelopes = (Envelope(eps, window), Envelope(eps, window))
         self._recent: deque[tuple[float, bool]] = deque(maxlen=SPANS[-1])  # ratios of both regimes, whether mixed
@@ -156,10 +163,16 @@ class StepCost:
         row = np.array([1.0, step.q, step.n, step.K, step.X]) / _SCALE
         # Relative errors matter, so a step weighs by the inverse square of its length.
         weight = 1.0 / max(seconds, 1e-4) ** 2
-        self._gram *= self._forget
-        self._moment *= self._forget
-        self._gram += weight * np.outer(row, row)
-        self._moment += (weight * seconds) * row
+        squares, products = weight * np.outer(row, row), (weight * seconds) * row
+        regime = int(step.q > 0)
+        for gram, moment, forget in (
+            (self._gram, self._moment, self._forget),
+            (self._slow_gram[regime], self._slow_moment[regime], _SLOW_FORGET),
+        ):
+            gram *= forget
+            moment *= forget
+            gram += squares
+            moment += products
         if self.steps <= 32 or self.steps % 8 == 0:
             self._solve()
         if trusted:
@@ -209,6 +222,7 @@ class StepCost:
     def _scale(self, level: float, newest: int) -> None:
         """The last `newest` steps took `level` times what was predicted: so does the fit from now on."""
         self._moment *= level
+        self._slow_moment *= level
         self._solve()
         recent = list(self._recent)
         old, new = recent[: len(recent) - newest], recent[len(recent) - newest :]
@@ -224,12 +238,14 @@ class StepCost:
 
     def _solve(self) -> None:
         """Least squares with non-negative coefficients: drop the most negative one, solve again."""
+        everything = self._gram + _SLOW_WEIGHT * (self._slow_gram[0] + self._slow_gram[1])
+        moment = self._moment + _SLOW_WEIGHT * (self._slow_moment[0] + self._slow_moment[1])
         active = list(range(5))
         theta: NDArray[np.float64] = np.zeros(5)
         while active:
             idx = np.ix_(active, active)
-            ridge = 1e-9 * np.trace(self._gram[idx]) * np.eye(len(active))
-            solved = np.linalg.solve(self._gram[idx] + ridge, self._moment[active])
+            ridge = 1e-9 * np.trace(everything[idx]) * np.eye(len(active))
+            solved = np.linalg.solve(everything[idx] + ridge, moment[active])
             worst = int(np.argmin(solved))
             if solved[worst] >= 0:
                 theta[:] = 0.0
