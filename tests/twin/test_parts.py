@@ -50,14 +50,16 @@ def test_content_that_is_cached_already_stays_plain() -> None:
 @given(st.lists(st.integers(1, 9000), max_size=8))
 def test_noise_is_one_stream(sizes: list[int]) -> None:
     """Peeked at in any pieces or taken one by one, the factors are the same."""
-    model = NoiseModel(sigma=0.1, stall_share=0.02, cap=1.3, drift=0.05)
-    whole = Noise(model, np.random.default_rng(5)).peek(max(sum(sizes), 1)).tolist()
+    model = NoiseModel(sigma=0.1, stall_share=0.02, cap=1.3, drift=0.05, keep=0.3, ref_s=0.05)
+    prices = np.exp(np.random.default_rng(6).uniform(-5.0, 2.0, max(sum(sizes), 1)))
+    whole = Noise(model, np.random.default_rng(5)).peek(prices).tolist()
     pieces: list[float] = []
     noise = Noise(model, np.random.default_rng(5))
     for size in sizes:
-        pieces += noise.peek(size - 1).tolist()
+        at = len(pieces)
+        pieces += noise.peek(prices[at : at + size - 1]).tolist()
         noise.skip(size - 1)
-        pieces.append(noise.next())
+        pieces.append(noise.next(float(prices[at + size - 1])))
     assert whole[: len(pieces)] == pieces
     assert max(whole) <= 1.3
 
@@ -105,7 +107,7 @@ def test_a_part_of_the_noise_wanders() -> None:
     """With a drift of 0.1 over 20 steps: correlation exp(-lag / 20) of that part, and the variances add up."""
     model = NoiseModel(sigma=0.1, drift=0.1, drift_steps=20.0)
     noise = Noise(model, np.random.default_rng(3))
-    logs = np.log(noise.peek(200_000))
+    logs = np.log(noise.peek(np.zeros(200_000)))
     assert math.isclose(float(logs.std()), math.sqrt(0.02), rel_tol=0.03)
     for lag in (5, 20):
         found = float(np.corrcoef(logs[:-lag], logs[lag:])[0, 1])
@@ -126,6 +128,31 @@ def test_calibration_tells_what_wanders_from_what_scatters(tmp_path: Path) -> No
     assert math.isclose(found.drift_steps, 15.0, rel_tol=0.3)
     assert math.isclose(found.sigma, 0.03, rel_tol=0.2)
     assert calibrate(read_steps(step_log(tmp_path / "b", scatter=0.05)), name="steady").noise.drift == 0.0
+
+
+def test_a_long_step_keeps_a_part_of_the_scatter() -> None:
+    """keep = 0.2, ref_s = 0.05: 0.2 + 0.8 sqrt(0.05 / 5) = 0.28 of it at 5 s, all of it up to 0.05 s."""
+    model = NoiseModel(sigma=0.1, keep=0.2, ref_s=0.05)
+    whole, long, edge = (Noise(model, np.random.default_rng(1)).next(price) for price in (0.0, 5.0, 0.05))
+    assert edge == whole
+    assert math.isclose(long - 1.0, 0.28 * (whole - 1.0))
+
+
+@pytest.mark.parametrize("keep", [0.3, 1.0])
+def test_calibration_finds_what_long_steps_keep(tmp_path: Path, keep: float) -> None:
+    """Steps of 35 ms to 3 s: the share comes back, and with it the scatter of a short step."""
+    noise = Noise(NoiseModel(sigma=0.08, keep=keep, ref_s=0.04), np.random.default_rng(4))
+    path = tmp_path / "steps.jsonl"
+    with path.open("w") as file:
+        for i in range(6000):
+            q, n = (0, 1 + i % 20) if i % 3 else (20 * (1 + i % 97), 0)
+            price = 0.03 + 0.0014 * q + 0.0006 * n
+            row = {"q": q, "n": n, "K": 0, "X": q * q / 2, "seconds": price * noise.next(price)}
+            file.write(json.dumps(row) + "\n")
+    found = calibrate(read_steps(path), name="long steps").noise
+    assert math.isclose(found.keep, keep, abs_tol=0.12)
+    assert math.isclose(found.sigma, 0.08, rel_tol=0.1)
+    assert math.isclose(found.ref_s, 0.0363, rel_tol=0.02)
 
 
 def test_a_kind_of_step_has_its_own_factor() -> None:

@@ -205,6 +205,7 @@ def calibrate(
     correction = correct(log.terms[~stalled], spread[~stalled])
     spread = spread / correction.of(log.terms)
     calm = np.log(spread[~stalled])
+    lengths = (predict(cost, log.terms) * correction.of(log.terms))[~stalled]
     return Profile(
         name=name,
         label="measured",
@@ -212,7 +213,7 @@ def calibrate(
         correction=correction,
         envelope_factor=max(1.0, round(float(np.sort(judged)[rank - 1]), 5)),
         eps=eps,
-        noise=_noise(calm, spread, stalled),
+        noise=_noise(calm, lengths, log.terms[~stalled, 0] == 0, spread, stalled),
         engine=_engine(log) | dict(engine or {}),
         provenance={
             "source": log.source,
@@ -227,16 +228,30 @@ def calibrate(
     )
 
 
+#: So many steps of more than four times the usual length tell how their scatter differs.
+_LONG, _LEAST_LONG = 0.5, 20
+
 #: Lags, in steps, whose autocorrelation tells the part of the scatter that wanders; it counts above this much.
 _LAGS = (3, 30)
 _LEAST_DRIFT = 0.1
 
 
-def _noise(calm: Floats, spread: Floats, stalled: NDArray[np.bool_]) -> NoiseModel:
-    """Return the noise of steps whose logarithms of measured / predicted are `calm` where they did not stall.
+def _noise(
+    calm: Floats, lengths: Floats, alone: NDArray[np.bool_], spread: Floats, stalled: NDArray[np.bool_]
+) -> NoiseModel:
+    """Return the noise of steps.
 
     Correlation r(lag) = share exp(-lag / steps) through two lags gives the share of the variance that wanders.
+
+    Args:
+        calm: logarithms of measured / predicted of the steps that did not stall.
+        lengths: what those were predicted to take, seconds.
+        alone: which of them carry decodes only.
+        spread: measured / predicted of all steps.
+        stalled: which of all stalled.
     """
+    ref = float(np.median(lengths[alone] if alone.any() else lengths))
+    keep, calm = _averaged(calm, lengths, ref)
     sigma = min(float(np.std(calm)), 2.0)
     drift, steps = 0.0, 20.0
     if len(calm) > 10 * _LAGS[1] and sigma > 0:
@@ -252,7 +267,22 @@ def _noise(calm: Floats, spread: Floats, stalled: NDArray[np.bool_]) -> NoiseMod
         stall_factor=round(max(1.0, float(np.median(spread[stalled]))), 4) if stalled.any() else 1.5,
         drift=round(drift, 5),
         drift_steps=round(steps, 2),
+        keep=round(keep, 4),
+        ref_s=round(ref, 5),
     )
+
+
+def _averaged(calm: Floats, lengths: Floats, ref_s: float) -> tuple[float, Floats]:
+    """Return the share of the scatter that long steps keep, and `calm` as if all steps were short.
+
+    A line through mean |logarithm| over sqrt(ref / length), by least squares; its value where that is 0, over 1.
+    """
+    short = np.sqrt(ref_s / np.maximum(lengths, ref_s))
+    if (short < _LONG).sum() < _LEAST_LONG:
+        return 1.0, calm
+    slope, floor = np.polyfit(short, np.abs(calm), 1)
+    keep = min(max(float(floor) / max(float(slope + floor), 1e-9), 0.0), 1.0)
+    return keep, calm / (keep + (1.0 - keep) * short)
 
 
 def _engine(log: StepLog) -> dict[str, Any]:

@@ -265,7 +265,8 @@ class Engine:
         q, X = batch.work() if batch.chunks else (0, 0.0)
         measured = None if self.times is None else self.times(now, q, n, K, X)
         if measured is None:
-            seconds = self.truth.seconds(q, n, K, X) * self.noise.next()
+            price = self.truth.seconds(q, n, K, X)
+            seconds = price * self.noise.next(price)
             ended = end = now + seconds
         else:
             ended, end, seconds = measured
@@ -320,7 +321,8 @@ class Engine:
         if most < 8 or self.on_step is not None:
             return self._run_few(batch, now, horizon, most)
         contexts = K + n * np.arange(most)
-        seconds = truth.decode_only(n, contexts) * self.noise.peek(most)
+        prices = truth.decode_only(n, contexts)
+        seconds = prices * self.noise.peek(prices)
         ends = np.cumsum(np.concatenate(([now], seconds)))
         count = int(np.searchsorted(ends[:-1], horizon, side="left"))  # steps that start before the horizon
         self.noise.skip(count)

@@ -20,7 +20,8 @@ class NoiseModel:
     """Distribution of measured / predicted of a step: lognormal with median 1, now and then a host stall.
 
     A busy host is slow for a while, so a part of the logarithm wanders: an AR(1) process over steps with standard
-    deviation `drift` and correlation exp(-lag / drift_steps).
+    deviation `drift` and correlation exp(-lag / drift_steps). What disturbs a host for milliseconds averages out within
+    a long step: one of L > `ref_s` has 1 + (factor - 1) (keep + (1 - keep) sqrt(ref_s / L)) instead of the factor.
 
     Attributes:
         sigma: standard deviation of the natural logarithm, without the part that wanders.
@@ -28,6 +29,8 @@ class NoiseModel:
         drift_steps: steps after which its correlation has fallen to 1/e.
         stall_share: share of steps that stall.
         stall_factor: how much longer a stalled step takes.
+        keep: share of the scatter that a step of any length has.
+        ref_s: length up to which a step has all of it, seconds.
         cap: largest factor (None: unbounded). With the envelope factor here every step stays under its envelope,
             which is the assumption of the admission guarantee.
     """
@@ -38,6 +41,8 @@ class NoiseModel:
     cap: float | None = None
     drift: float = 0.0
     drift_steps: float = 20.0
+    keep: float = 1.0
+    ref_s: float = 0.05
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.sigma) and 0 <= self.sigma <= 2):
@@ -52,6 +57,10 @@ class NoiseModel:
             raise InputError(f"noise: drift = {self.drift!r}: expected a number in [0, 2]")
         if not (math.isfinite(self.drift_steps) and self.drift_steps > 0):
             raise InputError(f"noise: drift_steps = {self.drift_steps!r}: expected a number above 0")
+        if not 0 <= self.keep <= 1:
+            raise InputError(f"noise: keep = {self.keep!r}: expected a share in [0, 1]")
+        if not (math.isfinite(self.ref_s) and self.ref_s > 0):
+            raise InputError(f"noise: ref_s = {self.ref_s!r}: expected a number of seconds above 0")
 
 
 class Noise:
@@ -67,18 +76,27 @@ class Noise:
         self._at = 0
         self._slow: float | None = None  # the part that wanders, in standard deviations; None before the first step
 
-    def next(self) -> float:
-        """Return the factor of one step."""
+    def next(self, price_s: float = 0.0) -> float:
+        """Return the factor of one step whose price is known."""
         if self._at >= len(self._list):
             self._fill(1)
         self._at += 1
-        return self._list[self._at - 1]
+        factor, model = self._list[self._at - 1], self.model
+        if model.keep == 1 or price_s <= model.ref_s:
+            return factor
+        return 1.0 + (factor - 1.0) * (model.keep + (1.0 - model.keep) * math.sqrt(model.ref_s / price_s))
 
-    def peek(self, n: int) -> Floats:
-        """Return the factors of the next `n` steps without taking them (shape: n)."""
+    def peek(self, prices_s: Floats) -> Floats:
+        """Return the factors of the next steps without taking them, given their prices (shape of it)."""
+        n = len(prices_s)
         if self._at + n > len(self._list):
             self._fill(n)
-        return self._block[self._at : self._at + n]
+        factors, model = self._block[self._at : self._at + n], self.model
+        if model.keep == 1:
+            return factors
+        # The same operations as for one step, each correctly rounded: the streams are equal to the last bit.
+        part = model.keep + (1.0 - model.keep) * np.sqrt(model.ref_s / np.maximum(prices_s, model.ref_s))
+        return np.where(prices_s <= model.ref_s, factors, 1.0 + (factors - 1.0) * part)
 
     def skip(self, n: int) -> None:
         """Take `n` factors that were peeked at."""

@@ -82,8 +82,10 @@ class Profile:
             "envelope": {"eps": self.eps, "factor": self.envelope_factor},
             "noise": {
                 key: getattr(self.noise, key)
-                for key in ("sigma", "stall_share", "stall_factor", "cap", "drift", "drift_steps")
-                if getattr(self.noise, key) is not None and (self.noise.drift or not key.startswith("drift"))
+                for key in ("sigma", "stall_share", "stall_factor", "cap", "drift", "drift_steps", "keep", "ref_s")
+                if getattr(self.noise, key) is not None
+                and (self.noise.drift or not key.startswith("drift"))
+                and (self.noise.keep < 1 or key not in ("keep", "ref_s"))
             },
             "correction": as_tables(self.correction) if self.correction is not NONE else {},
             "engine": dict(self.engine),
