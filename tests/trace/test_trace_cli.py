@@ -133,6 +133,7 @@ def test_synthesize_fits_a_trace_or_writes_the_demo(app: typer.Typer, demo: Path
         (["--demo", "--from", "x"], "exactly one of --from FILE and --demo"),
         (["--from", "x", "--kind", "single"], "--kind single: only for --demo"),
         (["--demo", "--rate", "1", "--n", "5", "--format", "azure2023"], "--format azure2023: only for --from"),
+        (["--demo", "--rate", "1", "--n", "5", "--zero-output", "one"], "--zero-output one: only for --from"),
     ],
 )
 def test_synthesize_refuses_what_contradicts(

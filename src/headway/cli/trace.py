@@ -119,6 +119,7 @@ def convert(
 
 
 def synthesize(
+    context: typer.Context,
     target: Annotated[Path, typer.Argument(help="Headway JSONL file to write.")],
     source: Annotated[
         Path | None, typer.Option("--from", help="Trace whose shape is fitted; none of its rows is written.")
@@ -136,6 +137,7 @@ def synthesize(
     zero_output: ZeroOutput = "drop",
 ) -> None:
     """Fit a trace and write one of the same shape that holds nothing of it; or write the demo trace."""
+    from headway.cli.given import on_command_line
     from headway.errors import InputError
     from headway.trace import write
     from headway.trace.shape import shape
@@ -149,6 +151,10 @@ def synthesize(
             raise InputError("--demo: expected --rate, the mean requests/s")
         if format is not None:
             raise InputError(f"--format {format}: only for --from: expected no format with --demo")
+        if on_command_line(context, "zero_output"):
+            raise InputError(
+                f"--zero-output {zero_output}: only for --from: every request of the demo trace has output"
+            )
         if (n is None) == (duration is None):
             raise InputError("--demo: expected exactly one of --n and --duration")
         made = demo_trace(rate=rate, seed=seed, n=n, duration_s=duration, kind="mixed" if kind is None else kind)

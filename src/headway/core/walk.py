@@ -53,10 +53,13 @@ class Walk:
     ends_s: Floats
 
     def finish_s(self, backlog_s: Floats) -> Floats:
-        """Return the time until each backlog (seconds of work) is done; inf beyond the walk. Same shape."""
+        """Return the time until each backlog is done (seconds of work, non-decreasing); inf beyond the walk."""
+        # There are fewer steps than backlogs where time counts, so steps are looked up: how many each has done.
+        done = np.empty(len(self.ends_s) + 2, dtype=np.int64)
+        done[0], done[-1] = 0, len(backlog_s)
+        done[1:-1] = backlog_s.searchsorted(self.cumulative + 1e-9, side="right")
         # One more entry than steps: what is done by none of them.
-        ends = np.concatenate((self.ends_s, _NEVER))
-        return np.asarray(ends[self.cumulative.searchsorted(backlog_s - 1e-9)])
+        return np.asarray(np.concatenate((self.ends_s, _NEVER)).repeat(done[1:] - done[:-1]))
 
 
 def work_s(cost: CostCoefficients, remaining: Floats, context: Floats) -> Floats:
@@ -268,16 +271,16 @@ def guaranteed(
         backlog: cumulative work H of the pending prefills in the order of service, seconds, non-decreasing.
     """
     steps = len(decodes)
+    slots = np.arange(1, steps + 1, dtype=np.float64)
     if slot.length_s <= 0:
         room = np.zeros(steps)
     elif slot.uniform:
         room = np.full(steps, max(slot.room_s, 0.0))
     else:
-        soonest = np.minimum(factor * backlog / slot.length_s, steps).astype(np.int64)
-        joined = np.bincount(soonest, minlength=steps + 1)[:steps].cumsum()
+        joined = backlog.searchsorted(slots * (slot.length_s / factor))
         base = cost.g + cost.k * reserved_tokens
         room = slot.length_s / factor - base - cost.b * (decodes + joined)
-    ends = slot.length_s * np.arange(1, steps + 1, dtype=np.float64) + slot.step_s
+    ends = slot.length_s * slots + slot.step_s
     return Walk(cumulative=np.maximum.accumulate(np.maximum(room.cumsum(), 0.0)), ends_s=ends)
 
 
