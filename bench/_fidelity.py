@@ -1,16 +1,15 @@
-"""Real vLLM on this machine and the twin on the same requests: `measure` plays and keeps, `judge` compares.
+"""Real vLLM on this machine and the twin on the same requests: `judge` compares what `_fidelity_runs.py` played.
 
-The cost of a step, its scatter and the time outside the engine come from everything before the first held-out run of a
-server: the runs called `fit`, and its start-up sweep where no run called `warm` came first. Held-out runs have other
-seeds at 0.5, 1 and 2 times capacity; their seeds, also those of several folders, are pooled. One load is played twice
-with requests of the same lengths on the same schedule: how far the real system differs from itself there (`again`) is
-the floor under any error of a model.
+The cost of a step, its scatter and the time outside the engine come from the runs called `fit`, at 0.7 and 1.3 times
+capacity. Held-out runs have other seeds at 0.5, 1 and 2 times capacity; their seeds, also those of several folders, are
+pooled. One load is played twice with requests of the same lengths on the same schedule: how far the real system differs
+from itself there (`again`) is the floor under any error of a model. Runs differ most in how fast the machine was
+meanwhile, so errors stand there a second time for a twin that is told that one number of each run (`paced`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,107 +19,29 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from _report import machine
-from headway.core import Slo
-from headway.demo.arena import Arena
-from headway.demo.capacity import measure as measure_capacity
-from headway.demo.systems import System, headway, no_op
-from headway.demo.workload import MIXED, WEIGHTS, Workload
+from _fidelity_runs import AGAIN, LOADS, MANIFEST, SYSTEMS, trace_of
+from headway.core import CostCoefficients, Slo
+from headway.demo.workload import MIXED, WEIGHTS
 from headway.replay import store
 from headway.replay.summary import summarise
 from headway.trace import Trace
 from headway.twin import Profile, Scenario, find_profile, simulate
 from headway.twin.calibration import StepLog, calibrate
 from headway.twin.decisions import Asked, Decisions, compare, read
+from headway.twin.price import Price
 from headway.twin.profile import TwinError
 from headway.twin.rerun import rerun
 
 #: Request -> time of its first token, of its last, number of tokens (`Decisions.tokens`).
 Tokens = Mapping[int, tuple[float, float, int]]
 
-MANIFEST = "fidelity.json"
-WORKLOAD = Workload(kind="mixed")
 QUANTILES = ("p50", "p99")
-LOADS = (0.5, 1.0, 2.0)
-
-#: The load that is played twice.
-AGAIN = 1.0
 
 #: Seeds of the step noise whose predictions are pooled.
 NOISE = range(1, 6)
 
 #: Arrivals so long before a run still count in what the decisions remember (core/demand.py keeps 60 s).
 _MEMORY_S = 65.0
-
-SYSTEMS: dict[str, tuple[System, dict[str, Any]]] = {
-    "no-op": (no_op(MIXED), {"policy": "fcfs", "admission": "admit_all"}),
-    "headway": (headway(MIXED, WEIGHTS), {"policy": "headway", "admission": "response_time"}),
-}
-
-
-# Playing
-
-
-def plan(*, quick: bool, seed: int) -> list[dict[str, Any]]:
-    """Return the runs against one server, in order."""
-    # The first long queue touches memory that was never used before; steps are slower until then.
-    first = [] if quick else [{"role": "warm", "load": 2.0, "seed": seed - 1, "duration_s": 20.0}]
-    fits = [{"role": "fit", "load": load, "seed": seed, "duration_s": 22.0 if quick else 40.0} for load in (0.7, 1.3)]
-    lengths = {0.5: 30.0, 1.0: 25.0, 2.0: 20.0} if quick else {0.5: 60.0, 1.0: 45.0, 2.0: 30.0}
-    seeds = (seed + 1,) if quick else (seed + 1, seed + 2)
-    held = [{"role": "held", "load": load, "seed": s, "duration_s": lengths[load]} for load in LOADS for s in seeds]
-    again = [each | {"role": "again"} for each in held if each["load"] == AGAIN]
-    return first + fits + held + again
-
-
-def measure(
-    out: Path,
-    *,
-    model: str | None,
-    quick: bool,
-    capacity: float | None,
-    systems: Sequence[str],
-    seed: int,
-    say: Callable,
-) -> None:
-    """Play every run of the plan against each system; what is there from an earlier call is kept."""
-    path = out / MANIFEST
-    known = json.loads(path.read_text()) if path.exists() else {"systems": {}}
-    capacity = capacity or known.get("capacity_req_s")
-    with Arena(out, model=model, say=say) as arena:
-        for name in systems:
-            system, _ = SYSTEMS[name]
-            log = out / f"{name}.steps.jsonl"
-            log.unlink(missing_ok=True)
-            os.environ["HEADWAY_STEP_LOG"] = str(log)
-            arena.start(system)
-            if capacity is None:
-                capacity, _ = measure_capacity(arena, system, WORKLOAD, n=120)
-            runs = []
-            for number, each in enumerate(plan(quick=quick, seed=seed)):
-                label = f"{name}-{each['role']}-{each['load']:g}x-{each['seed']}"
-                say(label)
-                run = arena.run(
-                    system,
-                    trace_of(each, capacity),
-                    WORKLOAD.targets,
-                    seed=1000 * each["seed"] + number,  # prompts of its own: none is in the prefix cache already
-                    label=label,
-                    grace_s=600.0,
-                )
-                runs.append(each | {"label": label, "valid": run.valid})
-            arena.stop(system)
-            known["systems"][name] = runs
-            known |= {"capacity_req_s": capacity, "quick": quick, "commit": machine()["commit"]}
-            path.write_text(json.dumps(known, indent=1))
-
-
-def trace_of(run: Mapping[str, Any], capacity: float) -> Trace:
-    """Return the requests of a run."""
-    return WORKLOAD.offered(rate=run["load"] * capacity, seed=run["seed"], duration_s=run["duration_s"])
-
-
-# Comparing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +84,7 @@ def judge(folders: Sequence[Path], say: Callable) -> dict[str, Any]:
     """
     manifests = {folder: json.loads((folder / MANIFEST).read_text()) for folder in folders}
     report: dict[str, Any] = {
+        "paced": {},
         "capacity_req_s": [round(each["capacity_req_s"], 3) for each in manifests.values()],
         "commits": [each.get("commit") for each in manifests.values()],
         "loads": {},
@@ -188,9 +110,12 @@ def judge(folders: Sequence[Path], say: Callable) -> dict[str, Any]:
             report["loads"][f"{name} {load:g}x"] = found | {
                 "shipped": {key: shipped[key] for key in ("busy", "errors")}
             }
+            paced = _errors_of(sessions, load, None, settings, paced=True)
+            report["paced"][f"{name} {load:g}x"] = paced
             say(f"{name} {load:g}x: n = {found['n']}")
             for label in ("real", "twin", "errors"):
                 say(f"  {label:8s} {_line(found[label])}")
+            say(f"  told the speed of each run, error {_line(paced['errors'])}")
             say(f"  cpu-smollm2 as shipped, error {_line(shipped['errors'])}")
             entries.append(TwinError(load=f"{load:g}x", busy_max=found["busy"], errors=found["errors"]))
         report["again"][name] = _again(sessions)
@@ -220,10 +145,16 @@ def _key(run: Played) -> str:
 
 
 def _speed(session: Session, run: Played) -> float:
-    """Return the time that the steps of a run took, over what the profile says of the same steps."""
-    cost = session.profile.cost
+    """Return the time that the steps of a run took, over what the profile says of them, stalls included."""
+    profile = session.profile
+    price, noise = Price(cost=profile.cost, correction=profile.correction), profile.noise
     steps = [each.step for each in session.real.steps if run.zero_s <= each.planned_s < run.end_s]
-    return round(sum(s.seconds for s in steps) / sum(cost.seconds(s.q, s.n, s.K, s.X) for s in steps), 3)
+    stalls = 1 + noise.stall_share * (noise.stall_factor - 1)
+    return round(sum(s.seconds for s in steps) / sum(price.seconds(s.q, s.n, s.K, s.X) for s in steps) / stalls, 3)
+
+
+def _times(cost: CostCoefficients, factor: float) -> CostCoefficients:
+    return CostCoefficients(**{name: factor * getattr(cost, name) for name in ("g", "a", "b", "k", "x")})
 
 
 def _line(values: Mapping[str, float]) -> str:
@@ -255,10 +186,9 @@ def _played(out: Path, run: Mapping[str, Any], capacity: float, real: Decisions)
 
 
 def fitted(real: Decisions, played: Sequence[Played], name: str) -> Profile:
-    """Return the profile of everything before the first held-out run, but for a run that warms up."""
-    until = min(each.zero_s for each in played if each.role == "held")
-    since = min(each.zero_s for each in played if each.role == "fit") if any(p.role == "warm" for p in played) else 0.0
-    steps = [each for each in real.steps if since <= each.planned_s < until]
+    """Return the profile of the runs called `fit`, nothing else."""
+    fits = [each for each in played if each.role == "fit"]
+    steps = [each for each in real.steps if any(run.zero_s <= each.planned_s < run.end_s for run in fits)]
     log = StepLog(
         source=f"{name}.steps.jsonl",
         sha256="",
@@ -269,21 +199,28 @@ def fitted(real: Decisions, played: Sequence[Played], name: str) -> Profile:
     # From a client's schedule to the engine, where most wait for a step to end, so a low quantile; and from the end of
     # a step to the client.
     ends, inward, outward = real.tokens(), [], []
-    for run in played:
-        if run.role == "fit":
-            rows = run.frame.filter(pl.col("status") == "ok").select("index", "scheduled_s", "first_token_s")
-            for index, scheduled, first in rows.iter_rows():
-                asked = run.asked[index]
-                inward.append(asked.reached_s - run.zero_s - scheduled)
-                outward.append(first + run.zero_s - ends[asked.number][0])
+    for run in fits:
+        rows = run.frame.filter(pl.col("status") == "ok").select("index", "scheduled_s", "first_token_s")
+        for index, scheduled, first in rows.iter_rows():
+            asked = run.asked[index]
+            inward.append(asked.reached_s - run.zero_s - scheduled)
+            outward.append(first + run.zero_s - ends[asked.number][0])
     front = max(0.0, float(np.quantile(inward, 0.1)) + float(np.median(outward)))
     return calibrate(log, name=name, engine={"front_s": round(front, 5)}, note="bench/twin_fidelity.py")
 
 
 def _errors_of(
-    sessions: Sequence[Session], load: float, profile: Profile | None, settings: Mapping[str, Any]
+    sessions: Sequence[Session],
+    load: float,
+    profile: Profile | None,
+    settings: Mapping[str, Any],
+    *,
+    paced: bool = False,
 ) -> dict[str, Any]:
-    """Return the twin's errors on the pooled runs of one load; without a profile each session has its own."""
+    """Return the twin's errors on the pooled runs of one load; without a profile each session has its own.
+
+    `paced`: every step takes as much more as the steps of that very run took over the profile, in total.
+    """
     real, busy = [], []
     twins: dict[int, list[pl.DataFrame]] = {seed: [] for seed in NOISE}
     for session in sessions:
@@ -292,10 +229,11 @@ def _errors_of(
         for run in session.held(load):
             real.append(run.frame)
             trace, skipped = _with_history(run, session.runs)
+            known = profile or session.profile
+            if paced:
+                known = replace(known, cost=_times(known.cost, _speed(session, run)))
             for seed in NOISE:
-                scenario = Scenario(
-                    profile=profile or session.profile, slos=_slos(), settings={**settings, **told}, seed=seed
-                )
+                scenario = Scenario(profile=known, slos=_slos(), settings={**settings, **told}, seed=seed)
                 outcome = simulate(trace, scenario)
                 twins[seed].append(outcome.frame.filter(pl.col("index") >= skipped))
                 busy.append(float(outcome.facts["busy_share"]))

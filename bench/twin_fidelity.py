@@ -3,9 +3,10 @@
 1. A real vLLM 0.19 run on an RTX 4090 (LLMServingSim's measured run, `--traces`; no step log): the step cost is fitted
    to the request timings of the first half of the requests, the second half is predicted.
 2. Real vLLM on this machine (_fidelity.py): stock behaviour (policy fcfs, nothing refused) and Headway. The cost is
-   fitted to the engine's step log of one load; other seeds at 0.5, 1 and 2 times capacity are predicted. The same
-   requests a second time show how far the real system differs from itself. Then step by step: the arrivals in the
-   log through the twin on the clock of the real steps.
+   fitted to the engine's step log of two loads; other seeds at 0.5, 1 and 2 times capacity are predicted. The same
+   requests a second time show how far the real system differs from itself; the errors of a twin that is told how fast
+   the machine was in each run show what is not the machine's. Then step by step: the arrivals in the log through the
+   twin on the clock of the real steps.
 
 Errors: P50 and P99 of TTFT and TPOT relative to the real value; attainment and refusals as absolute shares.
 `--out FOLDER` of an earlier run with other `--systems` adds to it; `--judge FOLDER ...` pools what lies there, at the
@@ -141,6 +142,7 @@ def main() -> None:
     here = None
     if not options.skip_engine:
         import _fidelity
+        import _fidelity_runs
 
         if not options.judge:
             systems = (
@@ -150,7 +152,7 @@ def main() -> None:
                 if options.quick
                 else ["no-op", "headway"]
             )
-            _fidelity.measure(
+            _fidelity_runs.measure(
                 out,
                 model=options.model,
                 quick=options.quick,
@@ -165,9 +167,10 @@ def main() -> None:
         found = [each["errors"] for each in here["loads"].values()]
         worst = lambda names, of: max(each.get(name, 0.0) for each in of for name in names)  # noqa: E731
         p50, p99 = ("ttft_p50", "tpot_p50", "attainment", "refused"), ("ttft_p99", "tpot_p99")
-        again = [each["errors"] for each in here["again"].values()]
+        again, paced = ([each["errors"] for each in here[key].values()] for key in ("again", "paced"))
         result |= {"worst_p50_error": worst(p50, found), "worst_p99_error": worst(p99, found)}
         result |= {"again_p50_error": worst(p50, again), "again_p99_error": worst(p99, again)}
+        result |= {"paced_p50_error": worst(p50, paced), "paced_p99_error": worst(p99, paced)}
         decisions = [run for each in here["decisions"].values() for key, run in each.items() if " held " in key]
         steps, same = (sum(each[key] for each in decisions) for key in ("steps", "same_steps"))
         result |= {"steps": steps, "same_steps_share": round(same / steps, 4)}
