@@ -115,6 +115,7 @@ def logged(path: Path, *, known: bool, cached: bool = False, again: bool = False
         {"policy": "fcfs", "admission": "admit_all"},
         {"policy": "edf", "admission": "response_time"},
         {"policy": "headway", "admission": "response_time"},
+        {"policy": "headway", "admission": "admit_all"},  # deadlines get lost, also between arrivals
     ],
     ids=lambda config: f"{config['policy']}-{config['admission']}",
 )

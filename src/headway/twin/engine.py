@@ -219,13 +219,13 @@ class Engine:
             self.recorder.finished(job, times)
 
     def _decide(self, now: float, residual_s: float) -> EngineView | None:
-        """Put new and deferred requests before the admission test; return the view that it saw, if it was asked."""
+        """Put new and deferred requests before the admission test; return the view of decisions, if there were any."""
         ledger, gate = self.ledger, self.gate
         if gate.inbox:
             gate.take_in(now)
         if not self._blind and (ledger.undecided or ledger.pending or self._may_hold()):
             self._tell()
-        if not ledger.undecided:
+        if not (ledger.undecided or (ledger.pending and not self._blind)):
             return None
         view = self._view(now, residual_s)
         gate.answer(view)

@@ -79,6 +79,7 @@ class Gate:
             self.queued_tokens += arrival.input_tokens
             reached = now if arrival.reached_s is None else arrival.reached_s
             self._desk.arrive(job.state, self._belief.mean, reached)
+            job.reached_s = arrival.reached_s
             self.inbox.append(job)
 
     def _state(self, arrival: Arrival) -> RequestState:
@@ -113,7 +114,9 @@ class Gate:
                 state.computed_tokens = min(hit, state.prompt_tokens - 1)
             if self._watch_demand:
                 work = self._belief.mean.work_s(state.remaining_tokens, state.computed_tokens)
-                self.demand.add(now, work_s=work, weight=state.slo.weight, ttft_s=state.slo.ttft_s)
+                # An engine takes requests in between its steps; a log tells when.
+                at = now if job.reached_s is None else job.reached_s
+                self.demand.add(at, work_s=work, weight=state.slo.weight, ttft_s=state.slo.ttft_s)
             self._ledger.arrive(state)
             self.undecided[state.id] = job
         self.inbox.clear()

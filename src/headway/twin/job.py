@@ -29,6 +29,7 @@ class Job:
         "output",
         "plain",
         "private",
+        "reached_s",
         "registered",
         "row",
         "slo",
@@ -46,6 +47,7 @@ class Job:
         self.output = output  # tokens it really produces; the state only knows the declared maximum
         self.ids = ids  # prefix ids of the trace, each for `ids_block` tokens
         self.ids_block = ids_block
+        self.reached_s: float | None = None  # when a log says that the engine took it
         self.start_s: float | None = None  # start of its first step
         self.hit_tokens = 0  # prompt tokens found in the prefix cache at its first start
         self.held: list[Hashable] = []  # cached blocks that it holds, in prompt order
