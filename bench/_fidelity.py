@@ -37,8 +37,8 @@ Tokens = Mapping[int, tuple[float, float, int]]
 
 QUANTILES = ("p50", "p99")
 
-#: Seeds of the step noise whose predictions are pooled.
-NOISE = range(1, 6)
+#: Seeds of the step noise; a prediction is the median over them.
+NOISE = range(1, 10)
 
 #: Arrivals so long before a run still count in what the decisions remember (core/demand.py keeps 60 s).
 _MEMORY_S = 65.0
@@ -222,13 +222,15 @@ def _errors_of(
     `paced`: every step takes as much more as the steps of that very run took over the profile, in total.
     """
     real, busy = [], []
+    remembers_nothing = settings["admission"] == "admit_all"
     twins: dict[int, list[pl.DataFrame]] = {seed: [] for seed in NOISE}
     for session in sessions:
         # Who was refused and told when to come back has room kept, although nobody of a trace comes.
         told = {"bookings": bool(session.real.about.get("config", {}).get("bookings"))}
         for run in session.held(load):
             real.append(run.frame)
-            trace, skipped = _with_history(run, session.runs)
+            # Stock order remembers nothing, and what a queue left over would spoil the run: the real one began empty.
+            trace, skipped = (run.trace, 0) if remembers_nothing else _with_history(run, session.runs)
             known = profile or session.profile
             if paced:
                 known = replace(known, cost=_times(known.cost, _speed(session, run)))
@@ -237,15 +239,17 @@ def _errors_of(
                 outcome = simulate(trace, scenario)
                 twins[seed].append(outcome.frame.filter(pl.col("index") >= skipped))
                 busy.append(float(outcome.facts["busy_share"]))
-    one, each = pl.concat(real), [pl.concat(frames) for frames in twins.values()]
-    two, alone = pl.concat(each), [_values(frame) for frame in each]
+    one = pl.concat(real)
+    alone = [_values(pl.concat(frames)) for frames in twins.values()]
+    # Not of all seeds in one heap: what differs between courses of the noise would count as spread within one.
+    two = {key: None if None in (v := [a[key] for a in alone]) else float(np.median(v)) for key in alone[0]}
     spread = {key: [pick(v[key] for v in alone) for pick in (min, max)] for key in alone[0]}
     return {
         "n": one.height,
         "busy": round(float(np.mean(busy)), 3),
-        "errors": errors(one, two),
+        "errors": errors(_values(one), two),
         "real": _values(one),
-        "twin": _values(two),
+        "twin": two,
         "twin_by_noise_seed": {key: [round(value, 5) for value in pair] for key, pair in spread.items()},
     }
 
@@ -268,9 +272,8 @@ def _slos() -> dict[str, Slo]:
     return {name: Slo(name=name, **each.as_dict(), weight=WEIGHTS[name]) for name, each in MIXED.items()}
 
 
-def errors(real: pl.DataFrame, twin: pl.DataFrame) -> dict[str, float]:
-    """Return metric -> error: percentiles of served requests relative to the real value, shares of all absolute."""
-    left, right = _values(real), _values(twin)
+def errors(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, float]:
+    """Return metric -> error of `right`: percentiles of served requests relative to `left`, shares of all absolute."""
     return {
         key: round(abs(right[key] / left[key] - 1.0) if key[:4] in ("ttft", "tpot") else abs(right[key] - left[key]), 4)
         for key in left
@@ -289,7 +292,12 @@ def _again(sessions: Sequence[Session]) -> dict[str, Any]:
     first = [run.frame for session in sessions for run in session.held(AGAIN)]
     second = [run.frame for session in sessions for run in session.runs if run.role == "again"]
     one, two = pl.concat(first), pl.concat(second)
-    return {"load": f"{AGAIN:g}x", "n": one.height, "errors": errors(one, two), "real": [_values(one), _values(two)]}
+    return {
+        "load": f"{AGAIN:g}x",
+        "n": one.height,
+        "errors": errors(_values(one), _values(two)),
+        "real": [_values(one), _values(two)],
+    }
 
 
 def _decisions(session: Session, say: Callable) -> dict[str, Any]:
