@@ -97,7 +97,7 @@ class Worst:
 
         Its own pace does not bind the steps before a request's first token, so the candidate is timed without it. Any
         slot that is no longer than the shortest step gives a bound: short ones suit near deadlines, where the step that
-        a bound has to spare counts most. When the candidate is more than two steps late, times are only about right.
+        a bound has to spare counts most. When the candidate is over a step and a half late, times are only about right.
         """
         view, queue, at = self.view, self.queue, self.queue.at
         spare = queue.dues - (view.now_s + view.residual_s)
@@ -106,7 +106,7 @@ class Worst:
         others = view.ledger.pace_s if at or view.decodes else math.inf
         own = min(others, view.blocking_s)
         step = min(self.load.pace_s, view.blocking_s)
-        hopeless = 2 * max(own, step)  # shorter slots gain less than that
+        hopeless = 1.5 * max(own, step)  # shorter slots gain less than that
 
         def late_s(found: Floats) -> tuple[float, int]:
             """How late the latest of the candidate and the promises behind it is, and which it is."""
@@ -119,7 +119,7 @@ class Worst:
 
         finish: Floats = np.full(len(backlog) - at, math.inf)
         latest = 0
-        for share in (1.0, 0.5, 0.25):
+        for share in (1.0, 0.5):
             steps = (share * step, share * own) if own > step and not latest else (share * step,)
             if share < 1:
                 in_s = float(spare[at + latest - 1]) if latest else due
