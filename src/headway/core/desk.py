@@ -77,16 +77,23 @@ class Desk:
         patience_s: age at which a request served as best effort is ordered as if its deadline had come.
         shares: fair shares of the tenants; None treats all requests alike.
         bookings: who was told to come back; None tells waits as the admission test finds them.
+        renews: whether lost deadlines are renewed; for decisions that read none it is only work.
     """
 
-    __slots__ = ("_deferred", "_groups", "_members", "bookings", "patience_s", "shares")
+    __slots__ = ("_deferred", "_groups", "_members", "bookings", "patience_s", "renews", "shares")
 
     def __init__(
-        self, *, patience_s: float = 60.0, shares: FairShares | None = None, bookings: Bookings | None = None
+        self,
+        *,
+        patience_s: float = 60.0,
+        shares: FairShares | None = None,
+        bookings: Bookings | None = None,
+        renews: bool = True,
     ) -> None:
         self.patience_s = patience_s
         self.shares = shares
         self.bookings = bookings
+        self.renews = renews
         self._deferred: dict[str, float] = {}  # id -> when its answer is due; the one asked last is at the end
         self._groups: dict[str, _Group] = {}
         self._members: dict[str, _Group] = {}
@@ -129,7 +136,8 @@ class Desk:
 
     def ask(self, view: EngineView, admission: Admission) -> Iterator[Answer]:
         """Yield the verdicts of this boundary as they fall: what raises later does not undo them."""
-        renew(view)
+        if self.renews:
+            renew(view)
         now, deferred, undecided = view.now_s, self._deferred, view.ledger.undecided
         asked = [i for i, until in deferred.items() if now >= until]
         asked += [i for i in islice(deferred, RETRIES_PER_STEP) if now < deferred[i]]

@@ -345,11 +345,9 @@ class Ledger:
 
     def _give_way(self, request: RequestState) -> None:
         """Order a request without a promise behind every pending promise."""
-        for at in range(len(self._dues) - 1, -1, -1):
-            if self._promised[at]:
-                if request.due_s <= self._dues[at]:
-                    request.due_s = math.nextafter(self._dues[at], math.inf)
-                return
+        at = self._promised.tobytes().rfind(1)
+        if at >= 0 and request.due_s <= self._dues[at]:
+            request.due_s = math.nextafter(self._dues[at], math.inf)
 
     def _index(self, request: RequestState) -> int:
         at = bisect.bisect_left(self._keys, (request.due_s, request.seq))

@@ -58,7 +58,9 @@ class Gate:
         self._belief = belief
         self._recorder = recorder
         self._watch_demand = watch_demand
-        self._desk = Desk(patience_s=config.patience_s, bookings=Bookings() if config.bookings else None)
+        self._desk = Desk(
+            patience_s=config.patience_s, bookings=Bookings() if config.bookings else None, renews=watch_demand
+        )
 
     def receive(self, now: float, arrival: Arrival) -> None:
         """A request reaches the front end: refused at once when it can never fit or the stock valve is shut."""
