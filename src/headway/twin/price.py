@@ -55,7 +55,8 @@ class Price:
 
     def seconds(self, q: int, n: int, K: int, X: float) -> float:
         """Return what a step takes."""
-        return self.cost.seconds(q, n, K, X) * self.correction.factor(q, n)
+        seconds = self.cost.seconds(q, n, K, X)
+        return seconds if self.correction is NONE else seconds * self.correction.factor(q, n)
 
     def decode_only(self, n: int, contexts: Floats) -> Floats:
         """Return what steps of n decodes and nothing else take that read so many context tokens (shape of it)."""
