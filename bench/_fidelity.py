@@ -28,7 +28,6 @@ from headway.trace import Trace
 from headway.twin import Profile, Scenario, find_profile, simulate
 from headway.twin.calibration import StepLog, calibrate
 from headway.twin.decisions import Asked, Decisions, compare, read
-from headway.twin.price import Price
 from headway.twin.profile import TwinError
 from headway.twin.rerun import rerun
 
@@ -147,7 +146,7 @@ def _key(run: Played) -> str:
 def _speed(session: Session, run: Played) -> float:
     """Return the time that the steps of a run took, over what the profile says of them, stalls included."""
     profile = session.profile
-    price, noise = Price(cost=profile.cost, correction=profile.correction), profile.noise
+    price, noise = profile.price, profile.noise
     steps = [each.step for each in session.real.steps if run.zero_s <= each.planned_s < run.end_s]
     stalls = 1 + noise.stall_share * (noise.stall_factor - 1)
     return round(sum(s.seconds for s in steps) / sum(price.seconds(s.q, s.n, s.K, s.X) for s in steps) / stalls, 3)
@@ -188,7 +187,8 @@ def _played(out: Path, run: Mapping[str, Any], capacity: float, real: Decisions)
 def fitted(real: Decisions, played: Sequence[Played], name: str) -> Profile:
     """Return the profile of the runs called `fit`, nothing else."""
     fits = [each for each in played if each.role == "fit"]
-    steps = [each for each in real.steps if any(run.zero_s <= each.planned_s < run.end_s for run in fits)]
+    spans = [(run.zero_s, run.end_s) for run in fits]
+    steps = [each for each in real.steps if any(start <= each.planned_s < end for start, end in spans)]
     log = StepLog(
         source=f"{name}.steps.jsonl",
         sha256="",

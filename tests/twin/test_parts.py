@@ -176,7 +176,7 @@ def test_a_calibration_learns_what_is_not_linear(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     profile = calibrate(read_steps(path), name="uneven")
     assert profile.noise.sigma < 0.04
-    taken = Price(cost=profile.cost, correction=profile.correction).seconds(0, 25, 5000, 0.0)
+    taken = profile.price.seconds(0, 25, 5000, 0.0)
     assert taken == pytest.approx(1.3 * (0.03 + 0.0006 * 25 + 2e-7 * 5000), rel=0.03)
     profile.save(tmp_path / "uneven.toml")
     assert load(tmp_path / "uneven.toml").correction == profile.correction

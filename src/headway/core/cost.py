@@ -82,7 +82,6 @@ REGIMES = ("decode_only", "mixed")
 #: changed, and the fit would follow in about `memory` steps only. The mean is scaled by the quartile next to one.
 _LONGER, _SHORTER = 1.1, 0.8
 
-
 #: Beside the newest steps the fit remembers those of each regime for 1,500 of their own kind, at this weight: what
 #: steps without prefill say nothing about must not be forgotten while there are only such.
 _SLOW_FORGET, _SLOW_WEIGHT = math.exp(-1 / 1500), 0.02

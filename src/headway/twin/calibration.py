@@ -200,12 +200,14 @@ def calibrate(
     rank = min(math.ceil((len(judged) + 1) * (1 - eps)), len(judged))
     cost = fit(log.terms, log.seconds)
     # Both quantiles from the fit of everything, so that the twin's steps scatter around what it predicts.
-    spread = log.seconds / predict(cost, log.terms)
+    predicted = predict(cost, log.terms)
+    spread = log.seconds / predicted
     stalled = spread > _STALL * np.median(spread)
     correction = correct(log.terms[~stalled], spread[~stalled])
-    spread = spread / correction.of(log.terms)
+    factors = correction.of(log.terms)
+    spread = spread / factors
     calm = np.log(spread[~stalled])
-    lengths = (predict(cost, log.terms) * correction.of(log.terms))[~stalled]
+    lengths = (predicted * factors)[~stalled]
     return Profile(
         name=name,
         label="measured",

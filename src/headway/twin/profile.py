@@ -17,7 +17,7 @@ from typing import Any
 from headway.core import CostCoefficients
 from headway.errors import InputError
 from headway.twin.noise import NoiseModel
-from headway.twin.price import NONE, Correction, as_tables, edges
+from headway.twin.price import NONE, Correction, Price, as_tables, edges
 
 FORMAT = 1
 LABELS = ("measured", "estimated")
@@ -71,6 +71,11 @@ class Profile:
             if busy_share <= entry.busy_max:
                 return entry
         return None
+
+    @property
+    def price(self) -> Price:
+        """What steps take, without noise."""
+        return Price(cost=self.cost, correction=self.correction)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the serialised form."""

@@ -23,7 +23,6 @@ from headway.twin.config import EngineConfig
 from headway.twin.engine import Engine
 from headway.twin.flight import StepListener
 from headway.twin.noise import Noise, NoiseModel
-from headway.twin.price import Price
 from headway.twin.profile import Profile
 from headway.twin.recorder import Recorder
 from headway.twin.simulation import Simulation
@@ -153,7 +152,7 @@ def simulate(
     engines = [
         Engine(
             config=config,
-            truth=Price(cost=profile.cost, correction=profile.correction),
+            truth=profile.price,
             noise=noise(index) if noise else Noise(model, np.random.default_rng([scenario.seed, index])),
             policy=policy_of(),
             admission=admission_of(),

@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+from headway.core import Reason
+
 #: Code of the refusal -> HTTP status; what is not named is 429.
 STATUS = {"never_fits": 400, "draining": 503}
 
@@ -57,7 +59,7 @@ def draining() -> tuple[int, Headers, bytes]:
 
     How long another one takes to be there instead is not known here, so there is no Retry-After.
     """
-    code = "draining"
+    code = Reason.DRAINING.value
     return STATUS[code], [], error_body(_EXPLAIN[code], code=code, status=STATUS[code])
 
 
