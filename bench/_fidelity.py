@@ -144,12 +144,11 @@ def _key(run: Played) -> str:
 
 
 def _speed(session: Session, run: Played) -> float:
-    """Return the time that the steps of a run took, over what the profile says of them, stalls included."""
-    profile = session.profile
-    price, noise = profile.price, profile.noise
+    """Return the time that the steps of a run took, over what the profile says of them, noise included."""
+    price = session.profile.price
     steps = [each.step for each in session.real.steps if run.zero_s <= each.planned_s < run.end_s]
-    stalls = 1 + noise.stall_share * (noise.stall_factor - 1)
-    return round(sum(s.seconds for s in steps) / sum(price.seconds(s.q, s.n, s.K, s.X) for s in steps) / stalls, 3)
+    prices = np.array([price.seconds(s.q, s.n, s.K, s.X) for s in steps])
+    return round(sum(s.seconds for s in steps) / float(prices @ session.profile.noise.mean(prices)), 3)
 
 
 def _times(cost: CostCoefficients, factor: float) -> CostCoefficients:

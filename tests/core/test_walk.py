@@ -15,7 +15,6 @@ from headway.core.walk import (
     MAX_STEPS,
     capacity,
     capacity_naive,
-    closed_form,
     decode_counts,
     guaranteed,
     lengths,
@@ -181,9 +180,31 @@ def test_the_guaranteed_walk_accepts_what_the_closed_form_accepts(
         reserved_tokens=reserved,
         backlog=backlog,
     )
-    closed = closed_form(worst, backlog)
+    closed = worst.finish_s(backlog)
     late = walk.finish_s(backlog) > closed + 1e-9
     assert not (late & (closed < MAX_STEPS * worst.length_s)).any()
+
+
+@given(
+    cost=costs,
+    left=outputs,
+    each=works.filter(bool),
+    slot=slots,
+    ticks=st.lists(st.integers(-5, 120), min_size=1, max_size=12).map(sorted),
+)
+def test_a_backlog_is_done_in_time_where_it_is_within_the_work_done_by_then(
+    cost: CostCoefficients, left: list[int], each: list[float], slot: dict, ticks: list[int]
+) -> None:
+    """`done_by_s` is the inverse of `finish_s`: looking up times says the same as comparing finishing times."""
+    times = [0.0337 * tick + 0.00113 for tick in ticks]  # never at the end of a step, where the last bit decides
+    worst = worst_slot(cost, served=len(left) + len(each), reserved_tokens=0, **slot)
+    backlog, at = np.cumsum(np.array(each)), np.array(times)
+    known = {"factor": slot["factor"], "decodes": counts(left, 60), "reserved_tokens": 0}
+    for capacity_s in (worst, guaranteed(cost, worst, backlog=backlog, **known)):
+        done = capacity_s.done_by_s(at)
+        for time, work in zip(times, done, strict=True):
+            in_time = capacity_s.finish_s(backlog) <= time
+            assert (in_time == (backlog <= work + 1e-9)).all()
 
 
 @given(cost=costs, left=outputs, each=works.filter(bool), slot=slots, more=st.sampled_from([0.001, 0.05]))
@@ -198,7 +219,7 @@ def test_more_work_ahead_is_never_done_sooner(
     known = {"factor": slot["factor"], "decodes": decodes, "reserved_tokens": 0}
     without = guaranteed(cost, worst, backlog=before, **known).finish_s(before)
     assert (without <= guaranteed(cost, worst, backlog=after, **known).finish_s(after)[1:]).all()
-    assert (closed_form(worst, before) <= closed_form(worst, after)[1:]).all()
+    assert (worst.finish_s(before) <= worst.finish_s(after)[1:]).all()
     assert (without[:-1] <= without[1:]).all()
 
 
@@ -228,7 +249,7 @@ def test_the_expected_walk_is_never_later_than_the_closed_form(
         reserved_tokens=0,
         backlog=backlog,
     )
-    closed = closed_form(worst, backlog)
+    closed = worst.finish_s(backlog)
     late = walk.finish_s(backlog) > closed + 1e-9
     assert not (late & (closed < MAX_STEPS * worst.length_s)).any()
 
@@ -239,7 +260,7 @@ def test_the_closed_form_by_hand() -> None:
     worst = worst_slot(cost, step_s=0.1, factor=1.0, served=10, reserved_tokens=0, waste_s=0.0, step_tokens=10_000)
     assert (worst.length_s, worst.uniform) == (0.1, False)
     assert worst.room_s == pytest.approx(0.07)
-    assert closed_form(worst, np.array([0.07, 0.15])).tolist() == pytest.approx([0.2, 0.4])
+    assert worst.finish_s(np.array([0.07, 0.15])).tolist() == pytest.approx([0.2, 0.4])
 
 
 def test_a_small_token_budget_shortens_the_slot() -> None:
@@ -261,7 +282,7 @@ def test_nothing_fits_a_step_is_never() -> None:
         walk = guaranteed(
             cost, worst, factor=1.0, decodes=np.full(10, float(served)), reserved_tokens=0, backlog=backlog
         )
-        assert closed_form(worst, backlog).tolist() == [math.inf]
+        assert worst.finish_s(backlog).tolist() == [math.inf]
         assert walk.finish_s(backlog).tolist() == [math.inf]
 
 

@@ -10,14 +10,14 @@ import pytest
 from twin_build import NOISY, make_trace
 
 from headway.config import Config
-from headway.core import StepCost
+from headway.core import Step, StepCost
 from headway.engine.fake import ROUND, FakeEngine
 from headway.engine.recorder import StepRecorder
 from headway.errors import InputError
 from headway.replay.targets import Targets
 from headway.twin import Scenario, simulate
-from headway.twin.decisions import Decisions, Watch, compare, read
-from headway.twin.rerun import rerun
+from headway.twin.decisions import Decisions, StepTaken, Watch, compare, read
+from headway.twin.rerun import MeasuredTimes, rerun
 
 ROWS = [(0.07 * i, 20 + 13 * (i % 9), 3 + i % 6) for i in range(80)]
 
@@ -143,6 +143,14 @@ def test_room_that_is_kept_for_those_who_come_back(tmp_path: Path) -> None:
     found = compare(real, rerun(real)[0])
     assert (found.divergence, found.same_verdicts) == (None, 150)
     assert compare(real, rerun(real, bookings=False)[0]).divergence is not None
+
+
+def test_who_comes_between_two_refusals_is_asked_in_between() -> None:
+    """The engine refused at 1.00 and again at 1.03, before it planned a step at 1.05."""
+    step = Step(q=1, n=0, K=0, X=0.5, seconds=0.1)
+    taken = StepTaken(planned_s=1.05, ended_s=1.15, next_s=1.15, step=step, chunks={1: 1}, decodes=frozenset())
+    times = MeasuredTimes(Decisions(steps=[taken], verdicts={}, refusals=[1.0, 1.0, 1.03, 1.2]))
+    assert [times.after_refusal(now) for now in (1.0, 1.03, 1.02, 1.2)] == [1.03, 1.05, None, None]
 
 
 def test_a_change_of_one_setting_in_a_rerun(tmp_path: Path) -> None:

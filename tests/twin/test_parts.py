@@ -155,6 +155,27 @@ def test_calibration_finds_what_long_steps_keep(tmp_path: Path, keep: float) -> 
     assert math.isclose(found.ref_s, 0.0363, rel_tol=0.02)
 
 
+def test_steps_of_a_calibrated_twin_take_as_long_in_total_as_those_measured(tmp_path: Path) -> None:
+    """Scatter and stalls lengthen the average step, and long steps take 0.9 of what a line through all would say."""
+    noise = Noise(NoiseModel(sigma=0.15, stall_share=0.03, stall_factor=1.6), np.random.default_rng(6))
+    path = tmp_path / "steps.jsonl"
+    measured = []
+    with path.open("w") as file:
+        for i in range(6000):
+            q = 20 * (1 + i % 97) if i % 3 == 0 else 0
+            price = (0.03 + 0.0014 * q) * (0.9 if q > 512 else 1.0)
+            measured.append((q, price * noise.next(price)))
+            file.write(json.dumps({"q": q, "n": int(q == 0), "K": 0, "X": 0, "seconds": measured[-1][1]}) + "\n")
+    profile = calibrate(read_steps(path), name="in total")
+    again = Noise(profile.noise, np.random.default_rng(7))
+    for long in (False, True):
+        kind = [(q, seconds) for q, seconds in measured if (q > 512) == long]
+        prices = np.array([profile.price.seconds(q, int(q == 0), 0, 0.0) for q, _ in kind])
+        total = sum(seconds for _, seconds in kind)
+        assert float(prices @ profile.noise.mean(prices)) == pytest.approx(total, rel=0.003)
+        assert sum(price * again.next(price) for price in prices.tolist()) == pytest.approx(total, rel=0.02)
+
+
 def test_a_kind_of_step_has_its_own_factor() -> None:
     """Rows by prompt tokens, columns by decodes, an edge belongs to what is below it; the price is multiplied by it."""
     correction = Correction(q_up_to=(0,), n_up_to=(2, 5), factors=((1.1, 0.9, 1.3), (0.8, 1.0, 1.2)))

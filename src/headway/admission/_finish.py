@@ -14,8 +14,8 @@ from headway.core.walk import (
     Floats,
     Ints,
     Slot,
+    Walk,
     capacity,
-    closed_form,
     decode_counts,
     guaranteed,
     worst_slot,
@@ -28,6 +28,7 @@ class Load(NamedTuple):
     pace_s: float  # the tightest of all
     served: int  # n*
     reserved_tokens: int  # K*
+    factor: float  # envelope / mean, f
 
 
 class Queue(NamedTuple):
@@ -37,7 +38,8 @@ class Queue(NamedTuple):
     promised: NDArray[np.bool_]
     at: int  # how many of them go before the candidate
     left: Ints  # output tokens to come of each decode
-    longest: float  # tokens of the longest prompt, the candidate's included
+    remaining: Floats  # prompt tokens of what is accepted
+    computed: Floats
 
 
 def expected(
@@ -53,16 +55,15 @@ def expected(
         horizon_s: what is not done until then may count as never (inf).
         min_chunk: prompt tokens below which a step carries no prefill.
     """
-    factor = view.cost.factor
     step = min(load.pace_s, view.blocking_s)
     walk = capacity(
         view.cost.mean,
         pace_s=load.pace_s,
         blocking_s=view.blocking_s,
         slack_s=view.slack_s,
-        factor=factor,
+        factor=load.factor,
         min_chunk=min_chunk,
-        decodes=decode_counts(queue.left, _steps(horizon_s * factor, step)),
+        decodes=decode_counts(queue.left, _steps(horizon_s * load.factor, step)),
         reserved_tokens=load.reserved_tokens,
         backlog=backlog,
     )
@@ -74,125 +75,150 @@ class Worst:
 
     Args:
         view: the moment.
+        request: the candidate.
         load: what steps count with.
         queue: what is accepted.
-        factor: envelope / mean.
         min_chunk: prompt tokens that every step must still be able to carry.
         closed: one constant capacity instead of the walk.
     """
 
     def __init__(
-        self, view: EngineView, load: Load, queue: Queue, *, factor: float, min_chunk: int, closed: bool
+        self,
+        view: EngineView,
+        request: RequestState,
+        load: Load,
+        queue: Queue,
+        *,
+        min_chunk: int,
+        closed: bool,
     ) -> None:
         self.view = view
+        self.request = request
         self.load = load
         self.queue = queue
-        self.factor = factor
         self.closed = closed
-        self.waste_s = view.cost.mean.work_s(min_chunk, queue.longest)
+        longest = max(request.prompt_tokens, float((queue.remaining + queue.computed).max(initial=0.0)))
+        self.waste_s = view.cost.mean.work_s(min_chunk, longest)
         self._decodes: Floats = np.empty(0)
 
-    def finish_s(self, request: RequestState, backlog: Floats) -> Floats:
+    def finish_s(self, backlog: Floats) -> Floats:
         """Return the time from the start of the next step until each entry of `backlog[queue.at:]` is done.
 
         Its own pace does not bind the steps before a request's first token, so the candidate is timed without it. Any
         slot that is no longer than the shortest step gives a bound: short ones suit near deadlines, where the step that
-        a bound has to spare counts most. When the candidate is over a step and a half late, times are only about right.
+        a bound has to spare counts most. When something is over a step and a half late, or late in short slots too,
+        times are only about right.
         """
         view, queue, at = self.view, self.queue, self.queue.at
-        spare = queue.dues - (view.now_s + view.residual_s)
-        due = request.due_s - view.now_s - view.residual_s
-        watched = np.flatnonzero(queue.promised[at:])
+        start = view.now_s + view.residual_s
+        due = self.request.due_s - start
         others = view.ledger.pace_s if at or view.decodes else math.inf
         own = min(others, view.blocking_s)
         step = min(self.load.pace_s, view.blocking_s)
         hopeless = 1.5 * max(own, step)  # shorter slots gain less than that
 
-        def late_s(found: Floats) -> tuple[float, int]:
-            """How late the latest of the candidate and the promises behind it is, and which it is."""
-            late, latest = float(found[0]) - due, 0
-            if len(watched):
-                overdue = found[1:][watched] - spare[at:][watched]
-                if (most := float(overdue.max())) > late:
-                    late, latest = most, int(watched[overdue.argmax()]) + 1
-            return late, latest
+        # When the candidate is hopelessly late in the first slots that are tried, nothing else is looked at.
+        finish = self._after_short_steps(step, backlog, give_up_s=due + hopeless if own <= step else math.inf)
+        if own > step:
+            finish[0] = min(finish[0], self._after_short_steps(own, backlog[: at + 1])[0])
+        late, latest, due_s = float(finish[0]) - due, 0, due
+        if late <= hopeless and at < len(queue.dues):
+            overdue = np.where(queue.promised[at:], finish[1:] - (queue.dues[at:] - start), -math.inf)
+            place = int(overdue.argmax())
+            if overdue[place] > late:
+                late, latest, due_s = float(overdue[place]), place + 1, float(queue.dues[at + place]) - start
+        if not 0 < late <= hopeless:
+            return finish
+        # Half as long slots are of use only when what is latest in long ones is in time in them.
+        halves = (step / 2, own / 2) if own > step and not latest else (step / 2,)
+        if not any(self._in_time(each, float(backlog[at + latest]), due_s, backlog) for each in halves):
+            return finish
+        sooner = self._after_short_steps(step / 2, backlog, beyond=False)
+        if own > step:
+            sooner[0] = min(sooner[0], self._after_short_steps(own / 2, backlog[: at + 1], beyond=False)[0])
+        return np.minimum(finish, sooner)
 
-        finish: Floats = np.full(len(backlog) - at, math.inf)
-        latest = 0
-        for share in (1.0, 0.5):
-            steps = (share * step, share * own) if own > step and not latest else (share * step,)
-            if share < 1:
-                in_s = float(spare[at + latest - 1]) if latest else due
-                if not any(self._may_be_done(each, float(backlog[at + latest]), in_s) for each in steps):
-                    continue
-            # When the candidate is hopelessly late in the first slots that are tried, nothing else is looked at.
-            give_up_s = due + hopeless if share == 1 and own <= step else math.inf
-            finish = np.minimum(finish, self._after_short_steps(share * step, backlog, spare, give_up_s))
-            if own > step:
-                finish[0] = min(finish[0], self._after_short_steps(share * own, backlog[: at + 1], spare)[0])
-            late, latest = late_s(finish)
-            if late <= 0 or late > hopeless:
-                break
-        return finish
+    def _in_time(self, step_s: float, work_s: float, due_s: float, backlog: Floats) -> bool:
+        """Whether full steps of at least `step_s` have done so much of the backlog in time, if none is short."""
+        done = self._walk(step_s, backlog, until_s=due_s, beyond=False).done_by_s(np.array([due_s]))
+        return float(done[0]) >= work_s - 1e-9
 
-    def _after_short_steps(self, step_s: float, backlog: Floats, spare: Floats, give_up_s: float = math.inf) -> Floats:
-        """`at_once`, with a step's fixed part more for each promise ahead whose last step may have to be a short one.
+    def _after_short_steps(
+        self, step_s: float, backlog: Floats, *, give_up_s: float = math.inf, beyond: bool = True
+    ) -> Floats:
+        """Return finishing times with a step's fixed part more for each promise ahead whose last step may be short.
 
         A step that completes a first token ends by its deadline. Promises made at other paces may leave it less than
-        a full step. A candidate that is not done by `give_up_s` even without them is told about: a step for each.
+        a full step.
+
+        Args:
+            step_s: least length of a full step.
+            backlog: cumulative work, the candidate's at `queue.at`.
+            give_up_s: a candidate that is not done by then even so is told about: a step for each short one.
+            beyond: whether it matters when things are done that are not done in time.
         """
-        queue, load, at = self.queue, self.load, self.queue.at
-        promised = queue.promised[:at]
-        finish = self.at_once(step_s, backlog)
-        short = promised & (finish[:at] > spare[:at])
-        if finish[at] > give_up_s:
-            return np.asarray(finish[at:] + step_s * np.count_nonzero(short))
-        if not short.any():
-            return finish[at:]
+        queue, at, load = self.queue, self.queue.at, self.load
+        start = self.view.now_s + self.view.residual_s
+        last = max(self.request.due_s, float(queue.dues[-1]) if len(backlog) > at + 1 else -math.inf)
         fixed = self.view.cost.mean.seconds(0, load.served, load.reserved_tokens, 0)
+        # Decodes join as if no step were short: that is no later than they can.
+        walk = self._walk(step_s, backlog, until_s=last - start, more_s=fixed * at, beyond=beyond)
+        ahead, promised = backlog[:at], queue.promised[:at]
+        in_time = walk.done_by_s(queue.dues[:at] - start) + 1e-9
+        short = promised & (ahead > in_time)
+        count = np.count_nonzero(short)
+        if not count:
+            return walk.finish_s(backlog[at:])
+        if give_up_s < math.inf:
+            finish = walk.finish_s(backlog[at:])
+            if finish[0] > give_up_s:
+                return finish + step_s * count
         for _ in range(3):
             extra = fixed * short.cumsum()
-            shifted = backlog + extra[-1]
-            shifted[:at] = backlog[:at] + extra
-            finish = self.at_once(step_s, shifted)
-            found = promised & (finish[:at] > spare[:at]) & ~short
-            if not found.any():
-                return finish[at:]
-            short |= found
+            short = promised & (ahead + extra > in_time)
+            before, count = count, np.count_nonzero(short)
+            if count == before:
+                return walk.finish_s(backlog[at:] + fixed * count)
         return np.full(len(backlog) - at, math.inf)
-
-    def _may_be_done(self, step_s: float, backlog_s: float, spare_s: float) -> bool:
-        """Whether slots of this length can carry so much in time when no pending prefill ever decodes."""
-        slot = self._slot(step_s)
-        slots = int(min(MAX_STEPS, (spare_s - step_s) / slot.length_s + 1e-9)) if slot.length_s > 0 else 0
-        if slots < 1:
-            return False
-        cost = self.view.cost.mean
-        room = slot.length_s / self.factor - cost.g - cost.k * self.load.reserved_tokens
-        done = room * np.arange(1, slots + 1) - cost.b * self._decoding(slots).cumsum()
-        return bool(done.max() >= backlog_s - 1e-9)
 
     def at_once(self, step_s: float, backlog: Floats) -> Floats:
         """Return when each entry of `backlog` is done, with full steps of at least `step_s`."""
+        return self._walk(step_s, backlog).finish_s(backlog)
+
+    def _walk(
+        self, step_s: float, backlog: Floats, *, until_s: float = 0.0, more_s: float = 0.0, beyond: bool = True
+    ) -> Walk | Slot:
+        """Return what full steps of at least `step_s` carry.
+
+        It looks until the backlog is done, and until `more_s` more work is done or `until_s` is over; without `beyond`
+        no further than `until_s`.
+        """
         slot = self._slot(step_s)
         if self.closed or slot.uniform:
-            return closed_form(slot, backlog)
-        walk = guaranteed(
+            return slot
+        until = MAX_STEPS
+        if slot.length_s > 0:
+            until = int(min(MAX_STEPS, max(until_s - slot.step_s, 0.0) / slot.length_s + 1.0))
+        total = float(backlog[-1])
+        if beyond:
+            slots = max(self._slots(slot, total), min(until, self._slots(slot, total + more_s)))
+        else:
+            slots = min(until, self._slots(slot, total + more_s))
+        return guaranteed(
             self.view.cost.mean,
             slot,
-            factor=self.factor,
-            decodes=self._decoding(self._slots(slot, float(backlog[-1]))),
+            factor=self.load.factor,
+            decodes=self._decoding(slots),
             reserved_tokens=self.load.reserved_tokens,
             backlog=backlog,
         )
-        return walk.finish_s(backlog)
 
     def _slot(self, step_s: float) -> Slot:
         load = self.load
         return worst_slot(
             self.view.cost.mean,
             step_s=step_s,
-            factor=self.factor,
+            factor=self.load.factor,
             served=load.served,
             reserved_tokens=load.reserved_tokens,
             waste_s=self.waste_s,
@@ -200,15 +226,16 @@ class Worst:
         )
 
     @staticmethod
-    def _slots(slot: Slot, backlog_s: float) -> int:
+    def _slots(slot: Slot, work_s: float) -> int:
         """Slots after which all is done that is done at all: the walk is never later than the closed form."""
         if slot.room_s <= 0:
             return MAX_STEPS
-        return math.ceil(min(MAX_STEPS - 1, backlog_s / slot.room_s)) + 1
+        return math.ceil(min(MAX_STEPS - 1, work_s / slot.room_s)) + 1
 
     def _decoding(self, slots: int) -> Floats:
         if len(self._decodes) < slots:
-            self._decodes = decode_counts(self.queue.left, slots)
+            # For half as long slots as well.
+            self._decodes = decode_counts(self.queue.left, min(MAX_STEPS, 2 * slots))
         return self._decodes[:slots]
 
 

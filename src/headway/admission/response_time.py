@@ -121,7 +121,7 @@ class ResponseTime:
         if not request.has_target:
             return Accept()
 
-        load = Load(pace, served + 1, reserved)
+        load = Load(pace, served + 1, reserved, factor)
         dues, remaining, context, promised = self._columns(ledger)
         own = cost.work_s(request.remaining_tokens, request.computed_tokens)
         work = work_s(cost, remaining, context)
@@ -136,31 +136,27 @@ class ResponseTime:
         with_it = np.concatenate((ahead[:at], (before + own,), ahead[at:] + own))
         horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
         # Finishing times of the candidate and of everything behind it in deadline order.
-        longest = max(request.prompt_tokens, float((remaining + context).max(initial=0.0)))
-        queue = Queue(dues, promised, at, ledger.outputs_left(), longest)
+        queue = Queue(dues, promised, at, ledger.outputs_left(), remaining, context)
         finish = start + self._finish(view, request, load, queue, with_it, horizon)
         bound = float(finish[0])
         late = bound - request.due_s
         detail, behind = None, 0
-        if late <= 0:
-            overdue = finish[1:] - dues[at:]
-            broken = promised[at:] & (overdue > 0)
-            if broken.any():
+        hurt = promised[at:] & (finish[1:] > dues[at:])
+        if np.count_nonzero(hurt):
+            if late <= 0:
                 if self.method == "walk" and not self.strict:
                     # Only a promise that holds without the candidate can be broken by it.
                     held = start + self._finish(view, request, load, queue, ahead, horizon)
-                    broken &= held <= dues[at:]
+                    hurt &= held <= dues[at:]
                 else:
                     # The bound of a promise that holds may have grown since (more context, a tighter pace), so only
                     # what is lost for certain is given up.
-                    broken &= dues[at:] - start >= work[at:]
-            if broken.any():
-                behind = int(np.flatnonzero(broken)[-1]) + 1
-                detail = "it would break a promise already made to another request"
+                    hurt &= dues[at:] - start >= work[at:]
+                if np.count_nonzero(hurt):
+                    detail = "it would break a promise already made to another request"
+            # It would have to be due behind these when it comes again.
+            behind = len(hurt) - int(hurt[::-1].argmax()) if np.count_nonzero(hurt) else 0
         if late > 0 or behind:
-            if late > 0 and (hurt := promised[at:] & (finish[1:] > dues[at:])).any():
-                # It would have to be due behind these as well, when it comes again.
-                behind = int(np.flatnonzero(hurt)[-1]) + 1
             if not (math.isfinite(bound) and math.isfinite(finish[behind])) and not self.strict:
                 # Not within its target: look as far as walks go, for the bound and the time to retry.
                 finish = start + self._finish(view, request, load, queue, with_it, math.inf)
@@ -171,7 +167,7 @@ class ResponseTime:
                 bound_s=bound if math.isfinite(bound) else None,
                 # A step more, because it may arrive just after one has begun, and what expected courses are off by.
                 retry_after_s=first_token_wait_s(
-                    finish + RETRY_DOUBT * (finish - view.now_s) + min(pace, view.blocking_s),
+                    (1.0 + RETRY_DOUBT) * finish + (min(pace, view.blocking_s) - RETRY_DOUBT * view.now_s),
                     dues[at:],
                     request.due_s,
                     behind,
@@ -193,10 +189,10 @@ class ResponseTime:
         if self.method == "walk" and not self.strict:
             return expected(view, load, queue, backlog, horizon_s=horizon_s, min_chunk=self.min_chunk)
         closed = self.method == "closed"
-        worst = Worst(view, load, queue, factor=self._factor(view), min_chunk=self.min_chunk, closed=closed)
+        worst = Worst(view, request, load, queue, min_chunk=self.min_chunk, closed=closed)
         if not self.strict:
             return worst.at_once(min(load.pace_s, view.blocking_s), backlog)[queue.at :]
-        return worst.finish_s(request, backlog)
+        return worst.finish_s(backlog)
 
     def _factor(self, view: EngineView) -> float:
         """Envelope / mean; a strict promise counts that of decode-only steps too, where it is larger."""

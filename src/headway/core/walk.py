@@ -13,7 +13,7 @@ L_j = min(blocking allowance, slack_j), slack_{j+1} = slack_j - L_j / f + s. Fro
 may exist, so L_j = s, the tightest pace. With nothing decoding, L_j is the blocking allowance.
 
 `capacity` is the vectorised walk along the expected course, `capacity_naive` the loop that tests compare it with.
-`guaranteed` is the walk that no run can be later than, `closed_form` the same with one constant capacity.
+`guaranteed` is the walk that no run can be later than, `Slot.finish_s` the same with one constant capacity.
 """
 
 from __future__ import annotations
@@ -60,6 +60,16 @@ class Walk:
         done[1:-1] = backlog_s.searchsorted(self.cumulative + 1e-9, side="right")
         # One more entry than steps: what is done by none of them.
         return np.asarray(np.concatenate((self.ends_s, _NEVER)).repeat(done[1:] - done[:-1]))
+
+    def done_by_s(self, times: Floats) -> Floats:
+        """Return the work that is done by each of some times (non-decreasing); -inf before the first step is over.
+
+        A backlog is done in time, `finish_s(backlog) <= times`, where it is at most that (and 1e-9 more).
+        """
+        before = np.empty(len(self.ends_s) + 2, dtype=np.int64)
+        before[0], before[-1] = 0, len(times)
+        before[1:-1] = times.searchsorted(self.ends_s)
+        return np.asarray(np.concatenate((-_NEVER, self.cumulative)).repeat(before[1:] - before[:-1]))
 
 
 def work_s(cost: CostCoefficients, remaining: Floats, context: Floats) -> Floats:
@@ -219,6 +229,24 @@ class Slot:
     room_s: float
     uniform: bool
 
+    def finish_s(self, backlog: Floats) -> Floats:
+        """Return ceil(H / w) * L + s with everything accepted decoding for ever; inf when nothing fits a step.
+
+        The closed form: the TTFT test of docs/design.md, section 5, in seconds of work instead of tokens, and one step
+        longer (see `guaranteed`, which is never later).
+        """
+        if self.room_s <= 0 or self.length_s <= 0:
+            return np.full(len(backlog), math.inf)
+        slots = np.maximum(1.0, np.ceil(backlog / self.room_s - 1e-9))
+        return np.asarray(slots * self.length_s + self.step_s)
+
+    def done_by_s(self, times: Floats) -> Floats:
+        """Return the work that is done by each of some times, as `Walk.done_by_s` does."""
+        if self.room_s <= 0 or self.length_s <= 0:
+            return np.full(len(times), -math.inf)
+        slots = np.floor((times - self.step_s) / self.length_s)
+        return np.where(slots < 1, -math.inf, slots * self.room_s)
+
 
 def worst_slot(
     cost: CostCoefficients,
@@ -282,15 +310,3 @@ def guaranteed(
         room = slot.length_s / factor - base - cost.b * (decodes + joined)
     ends = slot.length_s * slots + slot.step_s
     return Walk(cumulative=np.maximum.accumulate(np.maximum(room.cumsum(), 0.0)), ends_s=ends)
-
-
-def closed_form(slot: Slot, backlog: Floats) -> Floats:
-    """Return ceil(H / w) * L + s with everything accepted decoding for ever; inf when nothing fits a step.
-
-    The TTFT test of docs/design.md, section 5, in seconds of work instead of tokens, and one step longer (see
-    `guaranteed`, which is never later).
-    """
-    if slot.room_s <= 0 or slot.length_s <= 0:
-        return np.full(len(backlog), math.inf)
-    slots = np.maximum(1.0, np.ceil(backlog / slot.room_s - 1e-9))
-    return np.asarray(slots * slot.length_s + slot.step_s)

@@ -203,19 +203,18 @@ def calibrate(
     predicted = predict(cost, log.terms)
     spread = log.seconds / predicted
     stalled = spread > _STALL * np.median(spread)
-    correction = correct(log.terms[~stalled], spread[~stalled])
-    factors = correction.of(log.terms)
-    spread = spread / factors
-    calm = np.log(spread[~stalled])
-    lengths = (predicted * factors)[~stalled]
+    calm_steps = log.terms[~stalled]
+    factors = correct(calm_steps, predicted[~stalled], log.seconds[~stalled]).of(log.terms)
+    spread, lengths = spread / factors, predicted * factors
+    noise = _noise(np.log(spread[~stalled]), lengths[~stalled], calm_steps[:, 0] == 0, spread, stalled)
     return Profile(
         name=name,
         label="measured",
         cost=cost,
-        correction=correction,
+        correction=correct(log.terms, predicted * noise.mean(lengths), log.seconds),
         envelope_factor=max(1.0, round(float(np.sort(judged)[rank - 1]), 5)),
         eps=eps,
-        noise=_noise(calm, lengths, log.terms[~stalled, 0] == 0, spread, stalled),
+        noise=noise,
         engine=_engine(log) | dict(engine or {}),
         provenance={
             "source": log.source,

@@ -62,6 +62,15 @@ class NoiseModel:
         if not (math.isfinite(self.ref_s) and self.ref_s > 0):
             raise InputError(f"noise: ref_s = {self.ref_s!r}: expected a number of seconds above 0")
 
+    def mean(self, prices_s: Floats) -> Floats:
+        """Return the expected factor of steps of these prices (shape of it), `cap` not counted: a little over 1."""
+        short = math.exp((self.sigma**2 + self.drift**2) / 2) * (1 + self.stall_share * (self.stall_factor - 1))
+        return 1.0 + (short - 1.0) * self.part(prices_s)
+
+    def part(self, prices_s: Floats) -> Floats:
+        """Return the share of the scatter that steps of these prices have (shape of it)."""
+        return self.keep + (1.0 - self.keep) * np.sqrt(self.ref_s / np.maximum(prices_s, self.ref_s))
+
 
 class Noise:
     """A stream of step factors. Taking them one by one or many at once gives the same stream."""
@@ -95,8 +104,7 @@ class Noise:
         if model.keep == 1:
             return factors
         # The same operations as for one step, each correctly rounded: the streams are equal to the last bit.
-        part = model.keep + (1.0 - model.keep) * np.sqrt(model.ref_s / np.maximum(prices_s, model.ref_s))
-        return np.where(prices_s <= model.ref_s, factors, 1.0 + (factors - 1.0) * part)
+        return np.where(prices_s <= model.ref_s, factors, 1.0 + (factors - 1.0) * model.part(prices_s))
 
     def skip(self, n: int) -> None:
         """Take `n` factors that were peeked at."""

@@ -64,27 +64,35 @@ class Price:
         return ((cost.g + cost.b * n) + cost.k * contexts) * self.correction.factor(0, n)
 
 
-def correct(terms: Floats, ratio: Floats) -> Correction:
-    """Return the factors that bring predictions to what was measured.
+def correct(terms: Floats, expected: Floats, seconds: Floats) -> Correction:
+    """Return the factors with which steps of a kind take as long in total as those that were measured.
 
-    A kind of which few steps were seen stays near that of fewer decodes and about as many prompt tokens.
+    Totals, because a queue waits for the time of all steps; most of it is that of the long ones. A kind of which few
+    steps were seen stays near that of fewer decodes and about as many prompt tokens.
 
     Args:
-        terms: steps x (q, n, K, X), host stalls left out.
-        ratio: measured / predicted by the five coefficients (shape: steps).
+        terms: steps x (q, n, K, X).
+        expected: what the twin would let them take without a correction, seconds (shape: steps).
+        seconds: measured.
     """
     rows, columns = np.searchsorted(Q_UP_TO, terms[:, 0]), np.searchsorted(N_UP_TO, terms[:, 1])
     table = np.ones((len(Q_UP_TO) + 1, len(N_UP_TO) + 1))
     for row in range(len(table)):
-        about = _shrunk(ratio[rows == row], 1.0)
+        of = rows == row
+        about = _shrunk(expected[of], seconds[of], 1.0)
         for column in range(table.shape[1]):
-            about = table[row, column] = _shrunk(ratio[(rows == row) & (columns == column)], about)
+            of = (rows == row) & (columns == column)
+            about = table[row, column] = _shrunk(expected[of], seconds[of], about)
     factors = tuple(tuple(round(each, 4) for each in row) for row in table.tolist())
     return Correction(q_up_to=Q_UP_TO, n_up_to=N_UP_TO, factors=factors)
 
 
-def _shrunk(ratio: Floats, toward: float) -> float:
-    return float((ratio.sum() + _HALF * toward) / (len(ratio) + _HALF))
+def _shrunk(expected: Floats, seconds: Floats, toward: float) -> float:
+    """Return the ratio of the totals, with `_HALF` steps of average length more that have another ratio."""
+    if not len(expected):
+        return toward
+    more = _HALF * float(expected.mean())
+    return (float(seconds.sum()) + more * toward) / (float(expected.sum()) + more)
 
 
 def as_tables(correction: Correction) -> dict[str, dict[str, float]]:

@@ -42,7 +42,7 @@ class MeasuredTimes:
     def __init__(self, real: Decisions) -> None:
         self._steps = real.steps
         self._planned = [each.planned_s for each in real.steps]
-        self._refusals = set(real.refusals)
+        self._refusals = sorted(set(real.refusals))
         self.found = 0
         self.missing = 0
 
@@ -62,14 +62,15 @@ class MeasuredTimes:
         return each.ended_s + late, each.next_s + late, each.step.seconds
 
     def after_refusal(self, now: float) -> float | None:
-        """Return when the next step is planned, if the real engine refused at this very time.
+        """Return when the real engine decided next, if it refused at this very time.
 
-        It sends a refusal with an empty step and plans anew for those who stay.
+        It sends a refusal with an empty step and plans anew for those who stay; who came meanwhile may be refused too.
         """
-        at = bisect.bisect_left(self._planned, now)
-        if now not in self._refusals or at == len(self._planned) or not 0 < self._planned[at] - now <= _SNAP_S:
+        at, refused = bisect.bisect_left(self._planned, now), bisect.bisect_left(self._refusals, now)
+        if self._refusals[refused : refused + 1] != [now] or at == len(self._planned):
             return None
-        return self._planned[at]
+        then = min([self._planned[at], *self._refusals[refused + 1 : refused + 2]])
+        return then if 0 < then - now <= _SNAP_S else None
 
 
 def rerun(real: Decisions, **changes: Any) -> tuple[Decisions, pl.DataFrame]:
