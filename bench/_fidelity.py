@@ -288,8 +288,13 @@ def _values(frame: pl.DataFrame) -> dict[str, Any]:
 
 def _again(sessions: Sequence[Session]) -> dict[str, Any]:
     """Return how far the real system differs from itself on the same schedule."""
-    first = [run.frame for session in sessions for run in session.held(AGAIN)]
-    second = [run.frame for session in sessions for run in session.runs if run.role == "again"]
+    first, second = [], []
+    for session in sessions:
+        again = {run.seed: run.frame for run in session.runs if run.role == "again"}
+        first += [run.frame for run in session.held(AGAIN) if run.seed in again]
+        second += again.values()
+    if not second:
+        return {"load": f"{AGAIN:g}x", "n": 0, "errors": {}}
     one, two = pl.concat(first), pl.concat(second)
     return {
         "load": f"{AGAIN:g}x",

@@ -28,11 +28,12 @@ SYSTEMS: dict[str, tuple[System, dict[str, Any]]] = {
 }
 
 
-def plan(*, quick: bool, seed: int) -> list[dict[str, Any]]:
+def plan(*, quick: bool, seed: int, seeds: int, twice: int) -> list[dict[str, Any]]:
     """Return the runs against one server, in order.
 
     Runs that are fitted to lie between those that are held out, so that both see the same hour of the machine. Every
-    load gets about as many requests: a P99 of a few hundred is one bad moment of the machine.
+    load gets about as many requests: a P99 of a few hundred is one bad moment of the machine. The first `twice` runs at
+    `AGAIN` are played a second time at the end.
     """
 
     def run(role: str, load: float, number: int, duration_s: float) -> dict[str, Any]:
@@ -42,12 +43,12 @@ def plan(*, quick: bool, seed: int) -> list[dict[str, Any]]:
     # The first long queue touches memory that was never used before; steps are slower until then.
     runs = [] if quick else [run("warm", 2.0, seed - 1, 20.0)]
     again = []
-    for number in range(1 if quick else 5):
+    for number in range(1 if quick else seeds):
         fit, held = seed + 10 * number, seed + 1 + number
         runs += [run("fit", 0.7, fit, fit_s), run("held", 0.5, held, held_s[0.5]), run("fit", 1.3, fit, fit_s)]
         runs += [run("held", load, held, held_s[load]) for load in LOADS[1:]]
         again.append(run("again", AGAIN, held, held_s[AGAIN]))
-    return runs + again
+    return runs + again[:twice]
 
 
 def measure(
@@ -58,6 +59,8 @@ def measure(
     capacity: float | None,
     systems: Sequence[str],
     seed: int,
+    seeds: int,
+    twice: int,
     say: Callable,
 ) -> None:
     """Play every run of the plan against each system; what is there from an earlier call is kept."""
@@ -74,7 +77,7 @@ def measure(
             if capacity is None:
                 capacity, _ = measure_capacity(arena, system, WORKLOAD, n=120)
             runs = []
-            for number, each in enumerate(plan(quick=quick, seed=seed)):
+            for number, each in enumerate(plan(quick=quick, seed=seed, seeds=seeds, twice=twice)):
                 label = f"{name}-{each['role']}-{each['load']:g}x-{each['seed']}"
                 say(label)
                 run = arena.run(

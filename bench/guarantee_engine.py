@@ -1,7 +1,8 @@
 """The guarantee on real vLLM: misses among accepted requests of the strict setting, beside static admission.
 
-Strict setting: policy `headway` with jump = false, admission `response_time` with strict = true, eps = 0.001. At 1x and 2x the capacity of stock vLLM, interleaved runs of the same requests. Traffic (`--kind`):
-`mixed`, four short chats to one document of six times the length and a later deadline, or `short`, chats only.
+Strict setting: policy `headway` with jump = false, admission `response_time` with strict = true, eps = 0.001. At 1x and
+2x the capacity of stock vLLM, interleaved runs of the same requests. Traffic (`--kind`): `mixed`, four short chats to
+one document of six times the length and a later deadline, or `short`, chats only.
 Every miss is explained from the server's step log (_misses.py). Runs whose client was late are repeated once; what is
 still invalid then is counted all the same, and `invalid_runs` says so.
 

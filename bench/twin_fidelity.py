@@ -132,6 +132,8 @@ def main() -> None:
     parser.add_argument("--skip-engine", action="store_true", help="only the RTX 4090 run, which needs no vLLM")
     parser.add_argument("--judge", type=Path, nargs="+", metavar="FOLDER", help="pool the runs there, play none")
     parser.add_argument("--seed", type=int, default=900, help="of the fitted runs; held-out ones have the next")
+    parser.add_argument("--seeds", type=int, default=5, help="held-out runs of each load (--quick: 1)")
+    parser.add_argument("--twice", type=int, default=5, help="how many of those at 1x are played a second time")
     parser.add_argument("--systems", default="", help="of no-op, headway (default: both; with --quick: headway)")
     parser.add_argument(
         "--capacity", type=float, default=None, help="requests/s (default: measured; --quick: recorded)"
@@ -159,13 +161,15 @@ def main() -> None:
                 capacity=options.capacity or (recorded_capacity() if options.quick else None),
                 systems=systems,
                 seed=options.seed,
+                seeds=options.seeds,
+                twice=options.twice,
                 say=say,
             )
         here = _fidelity.judge(options.judge or [out], say)
     result: dict[str, Any] = {"worst_p50_error": None, "worst_p99_error": None}
     if here is not None:
         found = [each["errors"] for each in here["loads"].values()]
-        worst = lambda names, of: max(each.get(name, 0.0) for each in of for name in names)  # noqa: E731
+        worst = lambda names, of: max((e.get(name, 0.0) for e in of if e for name in names), default=None)  # noqa: E731
         p50, p99 = ("ttft_p50", "tpot_p50", "attainment", "refused"), ("ttft_p99", "tpot_p99")
         again, paced = ([each["errors"] for each in here[key].values()] for key in ("again", "paced"))
         result |= {"worst_p50_error": worst(p50, found), "worst_p99_error": worst(p99, found)}
