@@ -7,8 +7,9 @@ Every miss is explained from the server's step log (_misses.py). Runs whose clie
 still invalid then is counted all the same, and `invalid_runs` says so.
 
 The rivals admit without looking at deadlines and serve in vLLM's order with the token budget that an expert sets from
-the TPOT target (less a third for decodes): `queue_depth`, `queued_tokens`, and `token_bucket` whose rate is the volume
-that the strict setting accepted. Each takes the limit (bucket: burst) of a sweep at 2x on other requests, by goodput.
+the TPOT target (less a third for decodes): `queue_depth`, `queued_tokens`, and `token_bucket`. Each takes the limit
+(bucket: burst) of a sweep at 2x on other requests, by goodput. The bucket's rate lets as many prompt tokens through there
+as the strict setting (with `--quick` it is that volume: less gets through, because a bucket refuses long prompts first).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -62,6 +64,8 @@ SWEEP: dict[str, dict[str, tuple[float, ...]]] = {
     "short": {"queue_depth": (2, 6, 16), "queued_tokens": (200, 500, 1200), "token_bucket": (0.5, 1.5)},
     "mixed": {"queue_depth": (1, 2, 4), "queued_tokens": (100, 200, 500), "token_bucket": (0.5, 1.5)},
 }
+ACCEPTED = pl.col("status") != "refused"
+
 #: A quick run takes these as they are, and this capacity (of the embedded model on two cores of an EPYC), unless told.
 QUICK = {"short": {"queue_depth": 6, "token_bucket": 1.5}, "mixed": {"queue_depth": 2, "token_bucket": 1.5}}
 QUICK_CAPACITY = {"short": 8.4, "mixed": 6.0}
@@ -144,7 +148,7 @@ def main() -> None:
         # The volume that the bucket is given: prompt tokens that the strict setting accepts at 2x. In runs as long as
         # those that count: what a short one accepts is for the larger part what fills an empty engine.
         (first,) = run([ours], (2.0,), [100], duration)
-        rate = volume(first)
+        rate = volume(first, ACCEPTED)
         say(f"strict accepts {rate:.0f} prompt tokens/s; rivals run with {' '.join(budget)}")
         if args.quick:
             rivals = [
@@ -152,10 +156,23 @@ def main() -> None:
             ]
             arena.start(*rivals)
         else:
-            points = {
-                n: [rival(workload, n, x, budget=budget, rate=rate) for x in xs] for n, xs in SWEEP[args.kind].items()
-            }
-            rivals = [best(arena, run, each, args.sweep_duration, log["sweep"]) for each in points.values()]
+
+            def points(name: str, rates: dict[float, float] | None = None) -> list[System]:
+                limits = SWEEP[args.kind][name]
+                return [rival(workload, name, x, budget=budget, rate=(rates or {}).get(x, rate)) for x in limits]
+
+            rivals = [
+                best(arena, run, points(name), args.sweep_duration, log["sweep"])
+                for name in ("queue_depth", "queued_tokens")
+            ]
+            probes = [replace(each, name=f"{each.name}-probe") for each in points("token_bucket")]
+            arena.start(*probes)
+            got = [volume(cell, ACCEPTED) for cell in run(probes, (2.0,), [100], duration)]
+            arena.stop(*probes)
+            rates = {x: rate * rate / v for x, v in zip(SWEEP[args.kind]["token_bucket"], got, strict=True)}
+            say("bucket rates for that volume: " + ", ".join(f"burst {x:g} s {r:.0f}/s" for x, r in rates.items()))
+            log["bucket_rates"] = {f"{x:g}": round(r, 1) for x, r in rates.items()}
+            rivals.append(best(arena, run, points("token_bucket", rates), duration, log["sweep"]))
         cells = run([ours, *rivals], LOADS, seeds, duration)
         for at, cell in enumerate(cells):
             # A client that is late measures itself: such a run says nothing and is repeated, once.
@@ -181,7 +198,7 @@ def main() -> None:
         "accepted_miss": mine["accepted_miss"],
         "unexplained": sum(miss["cause"] == "unexplained" for miss in log["misses"]),
         "failed_or_cut_off": mine["failed"],
-        "goodput_req_s": mine["goodput_req_s"],
+        **{key: mine[key] for key in ("goodput_req_s", "accepted_prompt_tok_s", "goodput_prompt_tok_s", "attainment")},
         "alternatives": {system.title: totals(cells, system) for system in rivals},
         "step_envelope_exceeded": round(record.exceedance, 5),
         "steps": len(record.over_s),
@@ -215,35 +232,42 @@ def best(arena: Arena, run: Any, points: list[System], seconds: float, log: dict
     return chosen
 
 
-def volume(cell: Cell) -> float:
-    """Return the prompt tokens of accepted requests per second of arrivals."""
+def volume(cell: Cell, which: pl.Expr) -> float:
+    """Return the prompt tokens of some requests per second of arrivals."""
     frame = cell.run.frame
-    accepted = frame.filter(pl.col("status") != "refused")
-    return float(accepted["input_tokens"].sum() / max(frame["scheduled_s"].max(), 1e-9))
+    return float(frame.filter(which)["input_tokens"].sum() / max(frame["scheduled_s"].max(), 1e-9))
 
 
 def totals(cells: list[Cell], system: System) -> dict[str, Any]:
-    """Return counts over all runs of a system, and its goodput as the median over runs, by load."""
+    """Return counts over all runs of a system, and medians over runs by load: goodput, in requests and in the prompt
+    tokens of those that met their targets, and attainment by class."""
     own = [cell for cell in cells if cell.system.name == system.name]
     parts = [cell.summary["total"] for cell in own]
     accepted, missed = sum(p["accepted"] for p in parts), sum(p["missed"] for p in parts)
-    goodput = {
-        f"{load:g}x": round(statistics.median(c.summary["total"]["goodput_req_s"] for c in own if c.load == load), 3)
-        for load in dict.fromkeys(c.load for c in own)
-    }
+
+    def medians(value: Callable[[Cell], float]) -> dict[str, float]:
+        loads = dict.fromkeys(c.load for c in own)
+        return {f"{load:g}x": round(statistics.median(value(c) for c in own if c.load == load), 3) for load in loads}
+
+    classes = sorted(own[0].summary["classes"])
     return {
         "offered": sum(p["n"] for p in parts),
         "accepted": accepted,
         "missed": missed,
         "accepted_miss": round(missed / max(accepted, 1), 5),
         "failed": sum(p["failed"] + p["cut_off"] for p in parts),
-        "goodput_req_s": goodput,
+        "goodput_req_s": medians(lambda cell: cell.summary["total"]["goodput_req_s"]),
+        "accepted_prompt_tok_s": medians(lambda cell: volume(cell, ACCEPTED)),
+        "goodput_prompt_tok_s": medians(lambda cell: volume(cell, pl.col("attained"))),
+        "attainment": {name: medians(lambda c, n=name: c.summary["classes"][n]["attainment"]) for name in classes},
     }
 
 
 def table(cells: list[Cell], systems: list[System]) -> list[str]:
     """Return the rows of the table: by load and system, sums over seeds, goodput as median over seeds."""
-    rows = ["load  system              offered accepted  missed  missed/accepted  attainment  goodput req/s"]
+    rows = [
+        "load  system              offered accepted  missed  missed/accepted  attainment  goodput req/s  prompt tok/s"
+    ]
     for load in LOADS:
         for system in systems:
             own = [c for c in cells if c.load == load]
@@ -252,7 +276,7 @@ def table(cells: list[Cell], systems: list[System]) -> list[str]:
             rows.append(
                 f"{load:g}x    {system.title:20s}{found['offered']:7d} {found['accepted']:8d} {found['missed']:7d}"
                 f"  {100 * found['accepted_miss']:14.2f} %  {attained / max(found['offered'], 1):10.3f}"
-                f"  {found['goodput_req_s'][f'{load:g}x']:13.2f}"
+                f"  {found['goodput_req_s'][f'{load:g}x']:13.2f}  {found['goodput_prompt_tok_s'][f'{load:g}x']:12.0f}"
             )
     return rows
 
