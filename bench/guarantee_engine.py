@@ -8,8 +8,9 @@ still invalid then is counted all the same, and `invalid_runs` says so.
 
 The rivals admit without looking at deadlines and serve in vLLM's order with the token budget that an expert sets from
 the TPOT target (less a third for decodes): `queue_depth`, `queued_tokens`, and `token_bucket`. Each takes the limit
-(bucket: burst) of a sweep at 2x on other requests, by goodput. The bucket's rate lets as many prompt tokens through there
-as the strict setting (with `--quick` it is that volume: less gets through, because a bucket refuses long prompts first).
+(bucket: burst) of a sweep at 2x on other requests, by goodput. The bucket's rate lets as many prompt tokens through
+there as the strict setting. With `--quick` it is that volume itself: less gets through, because a bucket refuses long
+prompts first.
 """
 
 from __future__ import annotations
