@@ -218,7 +218,7 @@ class Worst:
         return worst_slot(
             self.view.cost.mean,
             step_s=step_s,
-            factor=self.load.factor,
+            factor=load.factor,
             served=load.served,
             reserved_tokens=load.reserved_tokens,
             waste_s=self.waste_s,
