@@ -19,7 +19,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -243,24 +243,27 @@ def totals(cells: list[Cell], system: System) -> dict[str, Any]:
     """Return counts over all runs of a system, and medians over runs by load: goodput, in requests and in the prompt
     tokens of those that met their targets, and attainment by class."""
     own = [cell for cell in cells if cell.system.name == system.name]
-    parts = [cell.summary["total"] for cell in own]
+    summaries = [cell.summary for cell in own]
+    parts = [each["total"] for each in summaries]
     accepted, missed = sum(p["accepted"] for p in parts), sum(p["missed"] for p in parts)
 
-    def medians(value: Callable[[Cell], float]) -> dict[str, float]:
-        loads = dict.fromkeys(c.load for c in own)
-        return {f"{load:g}x": round(statistics.median(value(c) for c in own if c.load == load), 3) for load in loads}
+    def medians(values: Sequence[float]) -> dict[str, float]:
+        by_load: dict[float, list[float]] = {}
+        for cell, value in zip(own, values, strict=True):
+            by_load.setdefault(cell.load, []).append(value)
+        return {f"{load:g}x": round(statistics.median(each), 3) for load, each in by_load.items()}
 
-    classes = sorted(own[0].summary["classes"])
+    classes = sorted(summaries[0]["classes"])
     return {
         "offered": sum(p["n"] for p in parts),
         "accepted": accepted,
         "missed": missed,
         "accepted_miss": round(missed / max(accepted, 1), 5),
         "failed": sum(p["failed"] + p["cut_off"] for p in parts),
-        "goodput_req_s": medians(lambda cell: cell.summary["total"]["goodput_req_s"]),
-        "accepted_prompt_tok_s": medians(lambda cell: volume(cell, ACCEPTED)),
-        "goodput_prompt_tok_s": medians(lambda cell: volume(cell, pl.col("attained"))),
-        "attainment": {name: medians(lambda c, n=name: c.summary["classes"][n]["attainment"]) for name in classes},
+        "goodput_req_s": medians([part["goodput_req_s"] for part in parts]),
+        "accepted_prompt_tok_s": medians([volume(cell, ACCEPTED) for cell in own]),
+        "goodput_prompt_tok_s": medians([volume(cell, pl.col("attained")) for cell in own]),
+        "attainment": {name: medians([each["classes"][name]["attainment"] for each in summaries]) for name in classes},
     }
 
 

@@ -132,7 +132,10 @@ def main() -> None:
     parser.add_argument("--skip-engine", action="store_true", help="only the RTX 4090 run, which needs no vLLM")
     parser.add_argument("--judge", type=Path, nargs="+", metavar="FOLDER", help="pool the runs there, play none")
     parser.add_argument("--seed", type=int, default=900, help="of the fitted runs; held-out ones have the next")
-    parser.add_argument("--seeds", type=int, default=5, help="held-out runs of each load (--quick: 1)")
+    # From ten on a held-out run would have the seed of a fitted one.
+    parser.add_argument(
+        "--seeds", type=int, choices=range(1, 10), default=5, help="held-out runs of each load (--quick: 1)"
+    )
     parser.add_argument("--twice", type=int, default=5, help="how many of those at 1x are played a second time")
     parser.add_argument("--systems", default="", help="of no-op, headway (default: both; with --quick: headway)")
     parser.add_argument(

@@ -93,7 +93,8 @@ class Worst:
         closed: bool,
     ) -> None:
         self.view = view
-        self.request = request
+        self.start_s = view.now_s + view.residual_s
+        self.due_s = request.due_s - self.start_s  # the candidate's, as all times here from the start of the next step
         self.load = load
         self.queue = queue
         self.closed = closed
@@ -109,34 +110,36 @@ class Worst:
         a bound has to spare counts most. When something is over a step and a half late, or late in short slots too,
         times are only about right.
         """
-        view, queue, at = self.view, self.queue, self.queue.at
-        start = view.now_s + view.residual_s
-        due = self.request.due_s - start
+        view, queue, at, due = self.view, self.queue, self.queue.at, self.due_s
         others = view.ledger.pace_s if at or view.decodes else math.inf
         own = min(others, view.blocking_s)
         step = min(self.load.pace_s, view.blocking_s)
         hopeless = 1.5 * max(own, step)  # shorter slots gain less than that
 
         # When the candidate is hopelessly late in the first slots that are tried, nothing else is looked at.
-        finish = self._after_short_steps(step, backlog, give_up_s=due + hopeless if own <= step else math.inf)
-        if own > step:
-            finish[0] = min(finish[0], self._after_short_steps(own, backlog[: at + 1])[0])
+        finish = self._timed(step, own, backlog, give_up_s=due + hopeless if own <= step else math.inf)
         late, latest, due_s = float(finish[0]) - due, 0, due
         if late <= hopeless and at < len(queue.dues):
-            overdue = np.where(queue.promised[at:], finish[1:] - (queue.dues[at:] - start), -math.inf)
+            overdue = np.where(queue.promised[at:], finish[1:] - (queue.dues[at:] - self.start_s), -math.inf)
             place = int(overdue.argmax())
             if overdue[place] > late:
-                late, latest, due_s = float(overdue[place]), place + 1, float(queue.dues[at + place]) - start
+                late, latest, due_s = float(overdue[place]), place + 1, float(queue.dues[at + place]) - self.start_s
         if not 0 < late <= hopeless:
             return finish
         # Half as long slots are of use only when what is latest in long ones is in time in them.
         halves = (step / 2, own / 2) if own > step and not latest else (step / 2,)
         if not any(self._in_time(each, float(backlog[at + latest]), due_s, backlog) for each in halves):
             return finish
-        sooner = self._after_short_steps(step / 2, backlog, beyond=False)
-        if own > step:
-            sooner[0] = min(sooner[0], self._after_short_steps(own / 2, backlog[: at + 1], beyond=False)[0])
-        return np.minimum(finish, sooner)
+        return np.minimum(finish, self._timed(step / 2, own / 2, backlog, beyond=False))
+
+    def _timed(
+        self, step_s: float, own_s: float, backlog: Floats, *, give_up_s: float = math.inf, beyond: bool = True
+    ) -> Floats:
+        """`_after_short_steps`, and where that is sooner the candidate with steps of `own_s`, which bind it alone."""
+        finish = self._after_short_steps(step_s, backlog, give_up_s=give_up_s, beyond=beyond)
+        if own_s > step_s:
+            finish[0] = min(finish[0], self._after_short_steps(own_s, backlog[: self.queue.at + 1], beyond=beyond)[0])
+        return finish
 
     def _in_time(self, step_s: float, work_s: float, due_s: float, backlog: Floats) -> bool:
         """Whether full steps of at least `step_s` have done so much of the backlog in time, if none is short."""
@@ -158,13 +161,12 @@ class Worst:
             beyond: whether it matters when things are done that are not done in time.
         """
         queue, at, load = self.queue, self.queue.at, self.load
-        start = self.view.now_s + self.view.residual_s
-        last = max(self.request.due_s, float(queue.dues[-1]) if len(backlog) > at + 1 else -math.inf)
+        last_s = max(self.due_s, float(queue.dues[-1]) - self.start_s if len(backlog) > at + 1 else -math.inf)
         fixed = self.view.cost.mean.seconds(0, load.served, load.reserved_tokens, 0)
         # Decodes join as if no step were short: that is no later than they can.
-        walk = self._walk(step_s, backlog, until_s=last - start, more_s=fixed * at, beyond=beyond)
+        walk = self._walk(step_s, backlog, until_s=last_s, more_s=fixed * at, beyond=beyond)
         ahead, promised = backlog[:at], queue.promised[:at]
-        in_time = walk.done_by_s(queue.dues[:at] - start) + 1e-9
+        in_time = walk.done_by_s(queue.dues[:at] - self.start_s) + 1e-9
         short = promised & (ahead > in_time)
         count = np.count_nonzero(short)
         if not count:

@@ -140,22 +140,19 @@ class ResponseTime:
         finish = start + self._finish(view, request, load, queue, with_it, horizon)
         bound = float(finish[0])
         late = bound - request.due_s
-        detail, behind = None, 0
         hurt = promised[at:] & (finish[1:] > dues[at:])
-        if np.count_nonzero(hurt):
-            if late <= 0:
-                if self.method == "walk" and not self.strict:
-                    # Only a promise that holds without the candidate can be broken by it.
-                    held = start + self._finish(view, request, load, queue, ahead, horizon)
-                    hurt &= held <= dues[at:]
-                else:
-                    # The bound of a promise that holds may have grown since (more context, a tighter pace), so only
-                    # what is lost for certain is given up.
-                    hurt &= dues[at:] - start >= work[at:]
-                if np.count_nonzero(hurt):
-                    detail = "it would break a promise already made to another request"
-            # It would have to be due behind these when it comes again.
-            behind = len(hurt) - int(hurt[::-1].argmax()) if np.count_nonzero(hurt) else 0
+        if late <= 0 and np.count_nonzero(hurt):
+            if self.method == "walk" and not self.strict:
+                # Only a promise that holds without the candidate can be broken by it.
+                held = start + self._finish(view, request, load, queue, ahead, horizon)
+                hurt &= held <= dues[at:]
+            else:
+                # The bound of a promise that holds may have grown since (more context, a tighter pace), so only
+                # what is lost for certain is given up.
+                hurt &= dues[at:] - start >= work[at:]
+        # It would have to be due behind these when it comes again.
+        places = np.flatnonzero(hurt)
+        behind = int(places[-1]) + 1 if len(places) else 0
         if late > 0 or behind:
             if not (math.isfinite(bound) and math.isfinite(finish[behind])) and not self.strict:
                 # Not within its target: look as far as walks go, for the bound and the time to retry.
@@ -163,7 +160,7 @@ class ResponseTime:
                 bound = float(finish[0])
             return Reject(
                 reason=Reason.TTFT,
-                detail=detail,
+                detail="it would break a promise already made to another request" if late <= 0 else None,
                 bound_s=bound if math.isfinite(bound) else None,
                 # A step more, because it may arrive just after one has begun, and what expected courses are off by.
                 retry_after_s=first_token_wait_s(

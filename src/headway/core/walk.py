@@ -55,21 +55,22 @@ class Walk:
     def finish_s(self, backlog_s: Floats) -> Floats:
         """Return the time until each backlog is done (seconds of work, non-decreasing); inf beyond the walk."""
         # There are fewer steps than backlogs where time counts, so steps are looked up: how many each has done.
-        done = np.empty(len(self.ends_s) + 2, dtype=np.int64)
-        done[0], done[-1] = 0, len(backlog_s)
-        done[1:-1] = backlog_s.searchsorted(self.cumulative + 1e-9, side="right")
-        # One more entry than steps: what is done by none of them.
-        return np.asarray(np.concatenate((self.ends_s, _NEVER)).repeat(done[1:] - done[:-1]))
+        done = backlog_s.searchsorted(self.cumulative + 1e-9, side="right")
+        return _between(np.concatenate((self.ends_s, _NEVER)), done, len(backlog_s))
 
     def done_by_s(self, times: Floats) -> Floats:
         """Return the work that is done by each of some times (non-decreasing); -inf before the first step is over.
 
         A backlog is done in time, `finish_s(backlog) <= times`, where it is at most that (and 1e-9 more).
         """
-        before = np.empty(len(self.ends_s) + 2, dtype=np.int64)
-        before[0], before[-1] = 0, len(times)
-        before[1:-1] = times.searchsorted(self.ends_s)
-        return np.asarray(np.concatenate((-_NEVER, self.cumulative)).repeat(before[1:] - before[:-1]))
+        return _between(np.concatenate((-_NEVER, self.cumulative)), times.searchsorted(self.ends_s), len(times))
+
+
+def _between(values: Floats, places: NDArray[np.intp], total: int) -> Floats:
+    """Return `total` entries: the first of `values` before places[0], the next before places[1], ..., the last one."""
+    bounds = np.empty(len(places) + 2, dtype=np.int64)
+    bounds[0], bounds[1:-1], bounds[-1] = 0, places, total
+    return np.asarray(values.repeat(bounds[1:] - bounds[:-1]))
 
 
 def work_s(cost: CostCoefficients, remaining: Floats, context: Floats) -> Floats:
