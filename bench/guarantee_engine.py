@@ -6,6 +6,8 @@ one document of six times the length and a later deadline, or `short`, chats onl
 Every miss is explained from the server's step log (_misses.py). Runs whose client was late are repeated once; what is
 still invalid then is counted all the same, and `invalid_runs` says so.
 
+Then the same with answers three times as long, at CHANGED_LOAD: traffic that no limit was set for. Nothing is set anew.
+
 The rivals admit without looking at deadlines and serve in vLLM's order with the token budget that an expert sets from
 the TPOT target (less a third for decodes): `queue_depth`, `queued_tokens`, and `token_bucket`. Each takes the limit
 (bucket: burst) of a sweep at 2x on other requests, by goodput. The bucket's rate lets as many prompt tokens through
@@ -38,8 +40,8 @@ from headway.trace.synthetic import Lengths, Shape, TrafficClass, demo_trace
 
 EPS = 0.001
 
-#: No run is repeated after this time, so that the bench ends within 25 minutes.
-REPEAT_UNTIL_S = 1380.0
+#: No run is repeated after this time.
+REPEAT_UNTIL_S = 2400.0
 LOADS = (1.0, 2.0)
 
 CHAT = TrafficClass(
@@ -60,10 +62,25 @@ TARGETS = {
     "mixed": {"chat": Targets(ttft_s=2.0, tpot_s=0.2), "document": Targets(ttft_s=8.0, tpot_s=0.2)},
 }
 
+#: Traffic may change after the limits were set: answers get so many times as long.
+ANSWERS = 3
+CHANGED_LOAD = 2.0
+
+
+def longer(shape: Shape) -> Shape:
+    """Return the same traffic with longer answers."""
+    classes = [
+        replace(each, outputs=replace(out, median=ANSWERS * out.median, low=ANSWERS * out.low, high=ANSWERS * out.high))
+        for each in shape.classes
+        for out in (each.outputs,)
+    ]
+    return replace(shape, classes=tuple(classes))
+
+
 #: Static limits that the sweep tries: waiting requests, queued prompt tokens, seconds of the bucket's rate.
 SWEEP: dict[str, dict[str, tuple[float, ...]]] = {
     "short": {"queue_depth": (2, 6, 16), "queued_tokens": (200, 500, 1200), "token_bucket": (0.5, 1.5)},
-    "mixed": {"queue_depth": (1, 2, 4), "queued_tokens": (100, 200, 500), "token_bucket": (0.5, 1.5)},
+    "mixed": {"queue_depth": (2, 4, 8), "queued_tokens": (200, 500, 1200), "token_bucket": (0.5, 1.5, 4.0)},
 }
 ACCEPTED = pl.col("status") != "refused"
 
@@ -73,11 +90,14 @@ QUICK_CAPACITY = {"short": 8.4, "mixed": 6.0}
 
 
 class Traffic(Workload):
-    """Requests of one of the shapes."""
+    """Requests of one of the shapes, with longer answers when its name ends in `-long`."""
 
     def offered(self, *, rate: float, seed: int, duration_s: float | None = None, n: int | None = None) -> Any:
         """Return requests offered at `rate` per second, for a duration or a number of them."""
-        return demo_trace(rate=rate, seed=seed, duration_s=duration_s, n=n, shape=SHAPES[self.kind])
+        shape = SHAPES[self.kind.removesuffix("-long")]
+        if self.kind.endswith("-long"):
+            shape = longer(shape)
+        return demo_trace(rate=rate, seed=seed, duration_s=duration_s, n=n, shape=shape)
 
 
 def strict(workload: Workload) -> System:
@@ -110,6 +130,7 @@ def main() -> None:
     duration = 12.0 if args.quick else args.duration
     known = args.capacity or (QUICK_CAPACITY[args.kind] if args.quick else 0.0)
     workload = Traffic(kind=args.kind, targets=TARGETS[args.kind], weights={})
+    changed = replace(workload, kind=f"{args.kind}-long")
     out = folder("guarantee-engine", args.out)
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -134,11 +155,13 @@ def main() -> None:
         log["capacity_req_s"] = capacity
         budget = token_budget(expert(arena.metrics(ours), workload).extra)
 
-        def run(systems: list[System], loads: tuple[float, ...], numbers: Any, seconds: float) -> list[Cell]:
+        def run(
+            systems: list[System], loads: tuple[float, ...], numbers: Any, seconds: float, traffic: Workload = workload
+        ) -> list[Cell]:
             return duel(
                 arena,
                 systems,
-                workload,
+                traffic,
                 capacity=capacity,
                 loads=loads,
                 seeds=numbers,
@@ -174,21 +197,28 @@ def main() -> None:
             say("bucket rates for that volume: " + ", ".join(f"burst {x:g} s {r:.0f}/s" for x, r in rates.items()))
             log["bucket_rates"] = {f"{x:g}": round(r, 1) for x, r in rates.items()}
             rivals.append(best(arena, run, points("token_bucket", rates), duration, log["sweep"]))
-        cells = run([ours, *rivals], LOADS, seeds, duration)
-        for at, cell in enumerate(cells):
-            # A client that is late measures itself: such a run says nothing and is repeated, once.
-            if not cell.run.valid and time.monotonic() - started < REPEAT_UNTIL_S:
-                cell.run.path.rename(cell.run.path.with_name(f"{cell.run.path.name}-invalid"))
-                (cells[at],) = run([cell.system], (cell.load,), [cell.seed], duration)
+        systems = [ours, *rivals]
+        cells = run(systems, LOADS, seeds, duration)
+        after = run(systems, (CHANGED_LOAD,), seeds, duration, changed)
+        for played, traffic in ((cells, workload), (after, changed)):
+            for at, cell in enumerate(played):
+                # A client that is late measures itself: such a run says nothing and is repeated, once.
+                if not cell.run.valid and time.monotonic() - started < REPEAT_UNTIL_S:
+                    cell.run.path.rename(cell.run.path.with_name(f"{cell.run.path.name}-invalid"))
+                    (played[at],) = run([cell.system], (cell.load,), [cell.seed], duration, traffic)
     record = Record(steps, eps=EPS)
-    for cell in cells:
-        log["runs"].append(describe(cell))
+    for cell, traffic in [*((cell, workload) for cell in cells), *((cell, changed) for cell in after)]:
+        log["runs"].append({"traffic": traffic.kind, **describe(cell)})
         if cell.system is ours:
-            log["misses"] += [{**miss.as_dict(), "load": cell.load} for miss in record.explain(cell.run)]
+            for miss in record.explain(cell.run):
+                log["misses"].append({**miss.as_dict(), "traffic": traffic.kind, "load": cell.load})
     log["step_envelope_exceeded"] = record.exceedance
     log["steps"] = len(record.over_s)
     (out / "guarantee_engine.json").write_text(json.dumps(log, indent=1), encoding="utf-8")
-    for row in table(cells, [ours, *rivals]):
+    for row in table(cells, systems, LOADS):
+        print(row)
+    print(f"answers {ANSWERS} times as long, limits as before:")
+    for row in table(after, systems, (CHANGED_LOAD,)):
         print(row)
     for miss in log["misses"]:
         print(f"miss: {json.dumps(miss)}")
@@ -197,20 +227,30 @@ def main() -> None:
         "kind": args.kind,
         "accepted": mine["accepted"],
         "accepted_miss": mine["accepted_miss"],
-        "unexplained": sum(miss["cause"] == "unexplained" for miss in log["misses"]),
+        "unexplained": unexplained(log["misses"], workload),
         "failed_or_cut_off": mine["failed"],
         **{key: mine[key] for key in ("goodput_req_s", "accepted_prompt_tok_s", "goodput_prompt_tok_s", "attainment")},
         "alternatives": {system.title: totals(cells, system) for system in rivals},
+        "longer_answers": {
+            "times": ANSWERS,
+            "unexplained": unexplained(log["misses"], changed),
+            **{system.title: totals(after, system) for system in systems},
+        },
         "step_envelope_exceeded": round(record.exceedance, 5),
         "steps": len(record.over_s),
         "eps": EPS,
         "capacity_req_s": round(capacity, 3),
         "loads": list(LOADS),
         "seeds": len(seeds),
-        "invalid_runs": sum(not cell.run.valid for cell in cells),
+        "invalid_runs": sum(not cell.run.valid for cell in (*cells, *after)),
         "wall_s": round(time.monotonic() - started),
     }
     finish("guarantee_engine", result, log, quick=args.quick)
+
+
+def unexplained(misses: list[dict[str, Any]], traffic: Workload) -> int:
+    """Return how many misses of the strict setting with this traffic the step log does not explain."""
+    return sum(miss["cause"] == "unexplained" for miss in misses if miss["traffic"] == traffic.kind)
 
 
 def token_budget(flags: tuple[str, ...]) -> tuple[str, ...]:
@@ -267,12 +307,12 @@ def totals(cells: list[Cell], system: System) -> dict[str, Any]:
     }
 
 
-def table(cells: list[Cell], systems: list[System]) -> list[str]:
+def table(cells: list[Cell], systems: list[System], loads: tuple[float, ...]) -> list[str]:
     """Return the rows of the table: by load and system, sums over seeds, goodput as median over seeds."""
     rows = [
         "load  system              offered accepted  missed  missed/accepted  attainment  goodput req/s  prompt tok/s"
     ]
-    for load in LOADS:
+    for load in loads:
         for system in systems:
             own = [c for c in cells if c.load == load]
             found = totals(own, system)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from headway import registry
 from headway.core.slo import MAX_TARGET_S, Slo
 from headway.errors import InputError
 
@@ -135,8 +134,7 @@ def _expected(error: Any) -> str:
         return f"one of {', '.join(sorted(field.alias or name for name, field in model.model_fields.items()))}"
     if kind in ("model_type", "dict_type"):
         return "a table"
-    message = str(error["msg"])
-    return (message[:1].lower() + message[1:]).removeprefix("input should be ")
+    return registry.words(str(error["msg"]))
 
 
 def _check_classes(config: Config, path: Path, text: str) -> None:
@@ -179,37 +177,20 @@ def _check_names(config: Config, path: Path, text: str) -> None:
         ("policy", config.policy, config.policy_parameters, policies),
         ("admission", config.admission, config.admission_parameters, admission),
     )
-    for key, name, parameters, registry in choices:
-        if name not in registry.REGISTRY:
-            raise InputError.at(path, _line(text, [key]), key, name, f"one of {', '.join(registry.REGISTRY)}")
-        known = _parameters(registry.REGISTRY[name])
+    for key, name, parameters, package in choices:
+        if name not in package.REGISTRY:
+            raise InputError.at(path, _line(text, [key]), key, name, f"one of {', '.join(package.REGISTRY)}")
         for parameter, value in parameters.items():
             keys = [f"{key}_parameters", parameter]
-            expected = ""
-            if parameter not in known:
-                expected = f"one of {', '.join(known)}" if known else f"nothing: {name} has no parameters"
-            else:
-                try:
-                    TypeAdapter(known[parameter], config=ConfigDict(strict=True)).validate_python(value)
-                except ValidationError as error:
-                    expected = _expected(error.errors()[0])
-            if expected:
-                raise InputError.at(path, _line(text, keys), ".".join(keys), value, expected)
+            if (wanted := registry.expected(package.REGISTRY[name], name, parameter, value)) is not None:
+                raise InputError.at(path, _line(text, keys), ".".join(keys), value, wanted)
         try:
-            registry.REGISTRY[name](**parameters)
+            package.REGISTRY[name](**parameters)
         except ValueError as error:
             # The message of a range check starts with "parameter = ".
             line = _line(text, [f"{key}_parameters", str(error).partition(" ")[0]])
             where = f"{path}:{line}" if line else f"{path}"
             raise InputError(f"{where}: {key}_parameters.{error}") from error
-
-
-def _parameters(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Return the keyword parameters of a policy or admission test with their types."""
-    if inspect.isclass(factory) and "__init__" not in vars(factory):
-        return {}
-    hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
-    return {name: hints.get(name, Any) for name in inspect.signature(factory).parameters}
 
 
 def _seconds(milliseconds: float | None) -> float | None:

@@ -156,6 +156,14 @@ def test_hits_that_are_not_held_yet_are_not_counted_on() -> None:
     assert bound(900, started=True) < bound(0)  # held: work that is not needed
 
 
+def test_what_fills_the_whole_pool_never_fits() -> None:
+    """A strict promise keeps a block in reserve, so nothing that ends would ever make room for this one."""
+    walk = create_admission("response_time", **STRICT_TEST)
+    one = request(0, ttft=2.0, tpot=0.05, prompt=150, output=10)
+    assert walk.decide(view(Ledger(), COST, blocks=10), one) == Reject(reason=Reason.NEVER_FITS)
+    assert isinstance(walk.decide(view(Ledger(), COST, blocks=11), one), Accept)
+
+
 # Kinds of requests
 
 

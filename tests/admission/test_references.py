@@ -33,7 +33,7 @@ def test_an_unknown_test_lists_the_known_ones() -> None:
 )
 def test_a_bad_parameter_is_the_callers_mistake(name: str, parameters: dict) -> None:
     """An unknown name or an impossible value is an InputError that names the test and the parameter."""
-    with pytest.raises(InputError, match=f"admission {name} with {next(iter(parameters))}"):
+    with pytest.raises(InputError, match=f"admission {name}.*{next(iter(parameters))}"):
         create(name, **parameters)
 
 

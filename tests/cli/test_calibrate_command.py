@@ -235,8 +235,16 @@ def test_targets_that_contradict_each_other(server: Scripted, tmp_path: Path) ->
         ([server.url, "more"], "more after http"),
         (["--steps", log, "model"], "--steps and model"),
         (["--steps", log, "--set", "policy=fcfs"], "--set policy: expected one of"),
+        (["--steps", log, "--set", "kv_blocks=1.5"], "--set kv_blocks=1.5: expected int"),
+        (["--steps", log, "--set", "prefix_cache=1"], "--set prefix_cache=1: expected bool"),
+        (["--steps", log, "--rounds", "9"], "--rounds: --steps sends nothing: leave it out"),
+        (["--steps", log, "--keep", "kept"], "--keep: --steps sends nothing"),
+        ([server.url, "--policy", "edf"], "--policy: the server at a URL runs already"),
+        (["--api-key", "key", "--", "model"], "--api-key: the server is started here"),
         (["--", "--port", "48733"], "--port after `--`: the server is started here, on a free port: leave it out"),
     ):
         failed = calibrated(tmp_path / "a.toml", *words)
         assert isinstance(failed.exception, InputError)
         assert named in str(failed.exception)
+    folder = calibrated(tmp_path, "--steps", log)
+    assert "is a folder: expected a file" in str(folder.exception)

@@ -55,6 +55,18 @@ def test_shares_by_hand() -> None:
     assert have(shares, "a", "b") == [True, False]
 
 
+def test_a_tenant_that_is_gone_while_its_request_waits_has_no_share() -> None:
+    """A deferred request outlives the memory of who sent it: asked about again, it is a request of a new tenant."""
+    shares = FairShares()
+    demand = Demand(shares)
+    demand.offer("a", 55, admitted=True)
+    waits = demand.offer("a", 500, admitted=False)
+    late = GONE_S + 1.0
+    demand.offer("b", 5, admitted=False, now=late - 1.5)
+    assert not shares.has_share(waits, late)
+    assert not shares.has_share(waits, late)
+
+
 def test_a_weight_is_a_larger_share() -> None:
     """With weight 3 a may have three quarters: 70 of 100 is below that, and 30 is above b's quarter."""
     for weights, expected in (({}, [True, False]), ({"a": 3.0}, [False, True])):

@@ -205,6 +205,8 @@ def test_a_backlog_is_done_in_time_where_it_is_within_the_work_done_by_then(
         for time, work in zip(times, done, strict=True):
             in_time = capacity_s.finish_s(backlog) <= time
             assert (in_time == (backlog <= work + 1e-9)).all()
+            assert capacity_s.done_s(time) == work
+        assert [capacity_s.end_s(float(each)) for each in backlog] == capacity_s.finish_s(backlog).tolist()
 
 
 @given(cost=costs, left=outputs, each=works.filter(bool), slot=slots, more=st.sampled_from([0.001, 0.05]))

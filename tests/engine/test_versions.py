@@ -28,7 +28,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_missing_vllm_says_how_to_install_it(installed: dict[str, str]) -> None:
     """Without vLLM the error names both ways to get it and the supported versions."""
-    with pytest.raises(EngineError, match=r"headway\[vllm\].*make setup.*0\.32\.0"):
+    with pytest.raises(EngineError, match=r"\.\[vllm\].*make setup.*0\.32\.0"):
         versions.check()
 
 

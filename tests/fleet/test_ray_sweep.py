@@ -137,7 +137,7 @@ def test_another_version_on_a_node_is_refused(ray: Script, monkeypatch: pytest.M
 def test_a_missing_ray_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """An optional extra."""
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(EngineError, match=r"--ray auto: Ray is not installed: pip install 'headway\[ray\]'"):
+    with pytest.raises(EngineError, match=r"--ray auto: Ray is not installed: pip install '\.\[ray\]'"):
         fleet.RayPool("auto")
 
 

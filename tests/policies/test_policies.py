@@ -26,7 +26,7 @@ def test_an_unknown_policy_lists_the_known_ones() -> None:
 )
 def test_a_bad_parameter_is_the_callers_mistake(name: str, parameters: dict) -> None:
     """An unknown name or an impossible value is an InputError that names the policy and the parameter."""
-    with pytest.raises(InputError, match=f"policy {name} with {next(iter(parameters))}"):
+    with pytest.raises(InputError, match=f"policy {name}.*{next(iter(parameters))}"):
         create(name, **parameters)
 
 

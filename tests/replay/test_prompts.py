@@ -132,7 +132,7 @@ def test_without_the_library_a_found_tokenizer_is_noted_and_a_given_one_refused(
     found, note = vocabulary_of(root, prompts="text", tokenizer_json=None)
     assert not found.has_tokenizer
     assert "extra `text` is not installed" in note
-    with pytest.raises(TokenizersMissingError, match=r"headway\[text\]"):
+    with pytest.raises(TokenizersMissingError, match=r"\.\[text\]"):
         vocabulary_of(root, prompts="text", tokenizer_json=tokenizer_json)
 
 

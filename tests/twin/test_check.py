@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +15,10 @@ from headway.cli.main import build
 from headway.errors import InputError
 from headway.replay.targets import Targets
 from headway.trace.synthetic import demo_trace
-from headway.twin import Scenario, find_profile
+from headway.twin import Scenario, find_profile, simulate
 from headway.twin.check import LOW, Certificate, check, patterns
 from headway.twin.patterns import Course, Edited, Scripted, alternating, constant, spells, uniform
+from headway.twin.price import Correction
 
 BARE = Scenario(profile=find_profile("cpu-smollm2"))
 TARGETS = {"chat": Targets(ttft_s=1.0, tpot_s=0.12), "document": Targets(ttft_s=6.0, tpot_s=0.12)}
@@ -136,3 +139,50 @@ def test_the_command_prints_and_fails(settings: list[str], code: int) -> None:
     assert told.exit_code == code
     assert json.loads(told.stdout)["holds"] is not bool(code)
     assert f"{LOW:g}" in plain.output or code
+
+
+def test_the_envelope_is_that_of_the_line_that_promises_are_made_with() -> None:
+    """What kinds of steps differ by in a calibrated profile neither breaks the envelope nor stays below it."""
+    correction = Correction(q_up_to=(0,), n_up_to=(), factors=((1.4,), (0.8,)))
+    plain = find_profile("cpu-smollm2")
+    trace = demo_trace(rate=6.0, seed=1, n=30)
+    found = [
+        check(trace, Scenario(profile=each, targets=TARGETS), seeds=1, searches=1)
+        for each in (plain, replace(plain, correction=correction))
+    ]
+    assert found[0].holds
+    assert found[0].as_dict() == found[1].as_dict()
+    bounded = {"noise": "bounded", "learn": False}
+    frames = [
+        simulate(trace, Scenario(profile=each, targets=TARGETS, settings=bounded)).frame  # type: ignore[arg-type]
+        for each in (plain, replace(plain, correction=correction))
+    ]
+    assert frames[0].equals(frames[1])
+
+
+PROVED = "[policy_parameters]\njump = false\n[admission_parameters]\nstrict = true\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "dropped"),
+    [
+        ("", [], ["po", "A6"]),
+        (PROVED, [], []),
+        ("", ["--set", "policy.jump=false", "--set", "admission.strict=true"], []),
+        (PROVED, ["--set", "policy.jump=true"], ["po"]),
+        ('policy = "edf"\nadmission = "queue_depth"\n', [], ["po", "A6"]),
+    ],
+)
+def test_a_servers_file_is_checked_as_it_is_served(
+    tmp_path: Path, text: str, words: list[str], dropped: list[str]
+) -> None:
+    """What the file leaves out has the server's defaults, not the strict ones; the certificate has these settings."""
+    classes = "[class.chat]\nttft_ms = 1000\ntpot_ms = 120\n[class.document]\nttft_ms = 6000\n"
+    file = tmp_path / "headway.toml"
+    file.write_text(f'default_class = "chat"\n{text}{classes}', encoding="utf-8")
+    words = ["check", "demo", "--rate", "2", "--limit", "5", "--seeds", "0", "--searches", "0", "--json", *words]
+    told = json.loads(CliRunner().invoke(build(words), [*words, "--config", str(file)]).stdout)
+    assert [each[:2] for each in told["assumptions_dropped"]] == dropped
+    if told["settings"]["admission"] == "response_time":
+        assert told["settings"]["admission.strict"] is ("A6" not in dropped)
+        assert told["settings"]["admission.foresight"] == 1.0

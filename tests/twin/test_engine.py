@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import polars as pl
 import pytest
-from twin_build import NOISY, run
+from twin_build import NOISY, SIMPLE, make_trace, run
 
+from headway.core import CostCoefficients, Slo
 from headway.replay.targets import Targets
-from headway.twin.engine import StarvationError
+from headway.twin import NoiseModel, Scenario, simulate
+from headway.twin.engine import Engine, StarvationError
+from headway.twin.flight import Issued
 
 
 def times(outcome: object) -> list[list[float]]:
@@ -174,6 +178,56 @@ def test_policy_that_runs_nothing_is_an_error() -> None:
         patch.setitem(policies.REGISTRY, "idle", Idle)
         with pytest.raises(StarvationError, match="idle"):
             run([(0.0, 5, 1)], policy="idle")
+
+
+def test_step_ends_are_forgotten_but_for_those_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of one token with asynchronous scheduling: nobody decodes when a step is told of."""
+    rows = [(0.05 * i, 20, 1 + i % 2) for i in range(60)]
+    given = {"policy": "headway", "admission": "response_time", "async_lag": True, "profile": NOISY}
+    plain = run(rows, **given)  # type: ignore[arg-type]
+    trims = []
+    trim = Engine._trim
+
+    def soon(self: Engine) -> None:
+        trim(self)
+        self._trim_at = 1
+        trims.append(len(self._ends))
+
+    monkeypatch.setattr(Engine, "_trim", soon)
+    started = Engine.__init__
+
+    def small(self: Engine, **settings: object) -> None:
+        started(self, **settings)  # type: ignore[arg-type]
+        self._trim_at = 1
+
+    monkeypatch.setattr(Engine, "__init__", small)
+    assert run(rows, **given).frame.equals(plain.frame)  # type: ignore[arg-type]
+    assert len(trims) > 50
+    assert max(trims) < 20
+
+
+def test_a_deferred_request_waits_for_its_deadline_however_far() -> None:
+    """Nothing runs for 300 s, and that is no starvation: the request is refused when its deadline comes."""
+    slo = Slo(name="default", ttft_s=300.0, tpot_s=0.5, on_miss="defer")  # a step takes a second
+    scenario = Scenario(profile=SIMPLE, slos={"default": slo}, settings={"admission.strict": True})
+    (row,) = simulate(make_trace([(0.0, 5, 2)]), scenario).frame.to_dicts()
+    assert (row["status"], row["reason"]) == ("refused", "tbt_unattainable")
+
+
+def test_an_answer_is_declared_no_longer_than_the_model_holds() -> None:
+    """A cap of 4,096 for a prompt of 60 in a model of 100 tokens reserves 100 of the pool's 100, not more."""
+    given = {"output_cap": 4096, "max_model_len": 100, "kv_blocks": 26, "block_size": 4, "token_budget": 100}
+    outcome = run([(0.0, 60, 2)], admission="response_time", **given)
+    assert outcome.frame["status"].to_list() == ["ok"]
+
+
+def test_steps_without_a_ttft_target_are_as_long_as_the_engines() -> None:
+    """Nobody's target shortens them: the driver's second, a quarter of four."""
+    profile = replace(NOISY, cost=CostCoefficients(g=0.01, a=0.001, b=0.0), noise=NoiseModel())
+    steps: list[Issued] = []
+    run([(0.0, 2000, 1)], profile=profile, policy="headway", targets={}, learn=False, on_step=steps.append)
+    longest = max(each.end_s - each.start_s for each in steps)
+    assert longest == pytest.approx(1.0 / profile.envelope_factor, abs=0.01)
 
 
 def test_held_decode_skips_a_step() -> None:

@@ -38,6 +38,10 @@ def cli(*words: str) -> str:
         ({"policy": "best"}, "policy = 'best'"),
         ({"policy.jumps": True}, "jumps"),
         ({"admission.foresight": 3}, "foresight"),
+        ({"admission.strict": "no"}, "response_time: strict = 'no': expected a valid boolean"),
+        ({"policy.window": 10.5}, "headway: window = 10.5: expected a valid integer"),
+        ({"kv_blocks": "none"}, "kv_blocks = 'none'"),
+        ({"learn": "none"}, "learn = 'none'"),
         ({"router": "random"}, "router"),
         ({"noise": "loud"}, "noise"),
         ({"async_lag": 1}, "async_lag"),
@@ -181,10 +185,38 @@ def test_what_does_not_fit_the_trace_is_named(tmp_path: Path, command: str, word
     assert message in str(result.exception)
 
 
-def test_an_empty_sweep_is_an_error() -> None:
-    """It is no sweep of one point."""
-    line = ["simulate", "demo", "--sweep", ""]
-    assert "--sweep ''" in str(CliRunner().invoke(build(line), line).exception)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sweep", ""], "--sweep ''"),  # no sweep of one point
+        (["--sweep", "token_budget=1..2000000000/1"], "2000000000 values: expected at most 10000"),
+        (["--sweep", "token_budget=1..5000/1;kv_blocks=1..5000/1"], "25000000 points: expected at most 10000"),
+        (["--jobs", "2"], "--jobs 2 without --sweep"),
+        (["--label", "mine", "--sweep", "token_budget=64,128"], "--label mine with --sweep"),
+        (["--out", "TAKEN"], "holds a run already"),
+        (["--out", "RUNS", "--sweep", "token_budget=64,128"], "0001: holds a run already"),
+    ],
+)
+def test_what_a_simulation_cannot_do_is_told_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    """Options that cannot take effect, grids that are too large, folders that are taken."""
+    for folder in ("taken", "runs/0001"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / store.META).write_text("{}")
+    monkeypatch.setattr(sweep, "simulate", lambda *_: pytest.fail("it started"))
+    places = {"TAKEN": str(tmp_path / "taken"), "RUNS": str(tmp_path / "runs")}
+    line = ["simulate", "demo", *(places.get(word, word) for word in words)]
+    result = CliRunner().invoke(build(line), line)
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+
+
+@pytest.mark.parametrize("command", ["simulate", "check"])
+def test_a_seed_below_zero_is_a_usage_error(command: str) -> None:
+    """Exit 2, as for any bad flag: 1 means a broken promise."""
+    line = [command, "trace.csv", "--seed", "-1"]
+    assert CliRunner().invoke(build(line), line).exit_code == 2
 
 
 def test_classes_and_trace_that_differ_are_noted() -> None:

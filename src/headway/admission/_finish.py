@@ -100,6 +100,7 @@ class Worst:
         self.closed = closed
         longest = max(request.prompt_tokens, float((queue.remaining + queue.computed).max(initial=0.0)))
         self.waste_s = view.cost.mean.work_s(min_chunk, longest)
+        self.fixed_s = view.cost.mean.seconds(0, load.served, load.reserved_tokens, 0)  # of any step
         self._decodes: Floats = np.empty(0)
 
     def finish_s(self, backlog: Floats) -> Floats:
@@ -117,7 +118,8 @@ class Worst:
         hopeless = 1.5 * max(own, step)  # shorter slots gain less than that
 
         # When the candidate is hopelessly late in the first slots that are tried, nothing else is looked at.
-        finish = self._timed(step, own, backlog, give_up_s=due + hopeless if own <= step else math.inf)
+        walks = self._walks(step, own, backlog)
+        finish = self._timed(walks, step, backlog, give_up_s=due + hopeless if own <= step else math.inf)
         late, latest, due_s = float(finish[0]) - due, 0, due
         if late <= hopeless and at < len(queue.dues):
             overdue = np.where(queue.promised[at:], finish[1:] - (queue.dues[at:] - self.start_s), -math.inf)
@@ -126,28 +128,60 @@ class Worst:
                 late, latest, due_s = float(overdue[place]), place + 1, float(queue.dues[at + place]) - self.start_s
         if not 0 < late <= hopeless:
             return finish
-        # Half as long slots are of use only when what is latest in long ones is in time in them.
-        halves = (step / 2, own / 2) if own > step and not latest else (step / 2,)
-        if not any(self._in_time(each, float(backlog[at + latest]), due_s, backlog) for each in halves):
+        # Half as long slots are of use only when what is latest in long ones is in time in them, were no step short.
+        halves = self._walks(step / 2, own / 2, backlog, beyond=False)
+        work_s = float(backlog[at + latest]) - 1e-9
+        if all(walk.done_s(due_s) < work_s for walk in (halves[:1] if latest else halves)):
             return finish
-        return np.minimum(finish, self._timed(step / 2, own / 2, backlog, beyond=False))
-
-    def _timed(
-        self, step_s: float, own_s: float, backlog: Floats, *, give_up_s: float = math.inf, beyond: bool = True
-    ) -> Floats:
-        """`_after_short_steps`, and where that is sooner the candidate with steps of `own_s`, which bind it alone."""
-        finish = self._after_short_steps(step_s, backlog, give_up_s=give_up_s, beyond=beyond)
-        if own_s > step_s:
-            finish[0] = min(finish[0], self._after_short_steps(own_s, backlog[: self.queue.at + 1], beyond=beyond)[0])
+        sooner = self._timed(halves, step / 2, backlog)
+        # Who is in time in short slots alone may end a step early, and so shorten it for those behind.
+        dues = np.concatenate(((due,), queue.dues[at:] - self.start_s))
+        promised = np.concatenate(((True,), queue.promised[at:]))
+        early = 0
+        for _ in range(3):
+            in_need = promised & (finish > dues)
+            count = np.count_nonzero(in_need)
+            if (sooner > dues)[in_need].any():
+                return finish
+            if count == early:
+                return np.minimum(finish, sooner)
+            early = count
+            finish = self._timed(walks, step, backlog, early=early)
         return finish
 
-    def _in_time(self, step_s: float, work_s: float, due_s: float, backlog: Floats) -> bool:
-        """Whether full steps of at least `step_s` have done so much of the backlog in time, if none is short."""
-        done = self._walk(step_s, backlog, until_s=due_s, beyond=False).done_by_s(np.array([due_s]))
-        return float(done[0]) >= work_s - 1e-9
+    def _walks(self, step_s: float, own_s: float, backlog: Floats, *, beyond: bool = True) -> list[Walk | Slot]:
+        """Return what full steps of at least `step_s` carry and, where they are longer, those that bind the candidate.
+
+        Without `beyond` it does not matter when things are done that are not done in time.
+        """
+        walks = [self._walk(step_s, backlog, beyond=beyond)]
+        if own_s > step_s:
+            walks.append(self._walk(own_s, backlog[: self.queue.at + 1], beyond=beyond))
+        return walks
+
+    def _timed(
+        self,
+        walks: list[Walk | Slot],
+        step_s: float,
+        backlog: Floats,
+        *,
+        give_up_s: float = math.inf,
+        early: int = 0,
+    ) -> Floats:
+        """`_after_short_steps` of the first walk, and where that is sooner the candidate in the second one."""
+        finish = self._after_short_steps(walks[0], step_s, backlog, give_up_s=give_up_s, early=early)
+        for own in walks[1:]:
+            finish[0] = min(finish[0], self._after_short_steps(own, step_s, backlog[: self.queue.at + 1])[0])
+        return finish
 
     def _after_short_steps(
-        self, step_s: float, backlog: Floats, *, give_up_s: float = math.inf, beyond: bool = True
+        self,
+        walk: Walk | Slot,
+        step_s: float,
+        backlog: Floats,
+        *,
+        give_up_s: float = math.inf,
+        early: int = 0,
     ) -> Floats:
         """Return finishing times with a step's fixed part more for each promise ahead whose last step may be short.
 
@@ -155,57 +189,54 @@ class Worst:
         a full step.
 
         Args:
+            walk: what full steps carry. Decodes join as if no step were short: that is no later than they can.
             step_s: least length of a full step.
             backlog: cumulative work, the candidate's at `queue.at`.
             give_up_s: a candidate that is not done by then even so is told about: a step for each short one.
-            beyond: whether it matters when things are done that are not done in time.
+            early: how many more are short, of the candidate and those behind it.
         """
-        queue, at, load = self.queue, self.queue.at, self.load
-        last_s = max(self.due_s, float(queue.dues[-1]) - self.start_s if len(backlog) > at + 1 else -math.inf)
-        fixed = self.view.cost.mean.seconds(0, load.served, load.reserved_tokens, 0)
-        # Decodes join as if no step were short: that is no later than they can.
-        walk = self._walk(step_s, backlog, until_s=last_s, more_s=fixed * at, beyond=beyond)
+        queue, at = self.queue, self.queue.at
         ahead, promised = backlog[:at], queue.promised[:at]
         in_time = walk.done_by_s(queue.dues[:at] - self.start_s) + 1e-9
         short = promised & (ahead > in_time)
         count = np.count_nonzero(short)
-        if not count:
+        if not count + early:
             return walk.finish_s(backlog[at:])
-        if give_up_s < math.inf:
-            finish = walk.finish_s(backlog[at:])
-            if finish[0] > give_up_s:
-                return finish + step_s * count
+        if give_up_s < math.inf and walk.end_s(float(backlog[at])) > give_up_s:
+            return walk.finish_s(backlog[at:]) + step_s * count
+        # Most often no other becomes short when each is counted with all of them.
+        if np.count_nonzero(promised & (ahead + self.fixed_s * count > in_time)) == count:
+            return walk.finish_s(backlog[at:] + self.fixed_s * (count + early))
         for _ in range(3):
-            extra = fixed * short.cumsum()
+            extra = self.fixed_s * short.cumsum()
             short = promised & (ahead + extra > in_time)
             before, count = count, np.count_nonzero(short)
             if count == before:
-                return walk.finish_s(backlog[at:] + fixed * count)
+                return walk.finish_s(backlog[at:] + self.fixed_s * (count + early))
         return np.full(len(backlog) - at, math.inf)
 
     def at_once(self, step_s: float, backlog: Floats) -> Floats:
         """Return when each entry of `backlog` is done, with full steps of at least `step_s`."""
-        return self._walk(step_s, backlog).finish_s(backlog)
+        return self._walk(step_s, backlog, short=False).finish_s(backlog)
 
-    def _walk(
-        self, step_s: float, backlog: Floats, *, until_s: float = 0.0, more_s: float = 0.0, beyond: bool = True
-    ) -> Walk | Slot:
-        """Return what full steps of at least `step_s` carry.
+    def _walk(self, step_s: float, backlog: Floats, *, short: bool = True, beyond: bool = True) -> Walk | Slot:
+        """Return what full steps of at least `step_s` carry, until the backlog is done.
 
-        It looks until the backlog is done, and until `more_s` more work is done or `until_s` is over; without `beyond`
-        no further than `until_s`.
+        Where `short` steps may be counted it looks further: until the last deadline is over, or their work is done
+        too. Without `beyond` it looks no further than the last deadline.
         """
         slot = self._slot(step_s)
         if self.closed or slot.uniform:
             return slot
-        until = MAX_STEPS
-        if slot.length_s > 0:
-            until = int(min(MAX_STEPS, max(until_s - slot.step_s, 0.0) / slot.length_s + 1.0))
-        total = float(backlog[-1])
-        if beyond:
-            slots = max(self._slots(slot, total), min(until, self._slots(slot, total + more_s)))
-        else:
-            slots = min(until, self._slots(slot, total + more_s))
+        slots = self._slots(slot, float(backlog[-1]))
+        if short:
+            queue, at = self.queue, self.queue.at
+            last_s = max(self.due_s, float(queue.dues[-1]) - self.start_s if len(backlog) > at + 1 else -math.inf)
+            until = MAX_STEPS
+            if slot.length_s > 0:
+                until = int(min(MAX_STEPS, max(last_s - slot.step_s, 0.0) / slot.length_s + 1.0))
+            until = min(until, self._slots(slot, float(backlog[-1]) + self.fixed_s * at))
+            slots = max(slots, until) if beyond else until
         return guaranteed(
             self.view.cost.mean,
             slot,

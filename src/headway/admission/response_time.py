@@ -102,6 +102,8 @@ class ResponseTime:
             return Accept(bound_s=bound if bound <= request.due_s and not self.strict else None)
         # Each request may waste most of one block, so count one more for each.
         if kv.blocks(reserved) + served + 1 > kv.total_blocks or served >= view.max_running:
+            if not served:
+                return Reject(reason=Reason.NEVER_FITS)
             room, slots = kv.total_blocks - served - 1, view.max_running - served
             wait = departure_wait_s(ledger, lambda n, freed: kv.blocks(reserved - freed) <= room + n and n + slots > 0)
             return Reject(reason=Reason.KV, retry_after_s=wait)

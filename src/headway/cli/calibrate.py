@@ -47,6 +47,7 @@ def register(app: typer.Typer) -> None:
 
 
 def calibrate(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Profile to write, .toml or .json.")],
     target: Annotated[
         list[str] | None, typer.Argument(metavar="[URL | -- MODEL VLLM_OPTIONS]", show_default=False)
@@ -69,22 +70,30 @@ def calibrate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Engine fact for the profile: kv_blocks, block_size, ..."),
     ] = None,
-    eps: Annotated[float, typer.Option(help="Share of steps that may exceed the envelope.")] = 0.05,
+    eps: Annotated[
+        float, typer.Option(min=1e-6, max=0.5, help="Share of steps that may exceed the envelope.")
+    ] = 0.05,
     note: Annotated[str, typer.Option(help="Machine, model, versions: kept as provenance.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
     """Fit, report the error by regime on steps that were held out, write the profile."""
     from headway.errors import InputError
     from headway.twin.calibration import calibrate as fit_profile
-    from headway.twin.profile import ENGINE_KEYS
+    from headway.twin.profile import ENGINE_KEYS, is_engine_fact
     from headway.twin.scenario import parse_settings
 
     engine = parse_settings(set_ or [])
-    for key in engine:
+    for key, value in engine.items():
         if key not in ENGINE_KEYS:
             raise InputError(f"--set {key}: expected one of {', '.join(ENGINE_KEYS)}")
+        if not is_engine_fact(key, value):
+            raise InputError(f"--set {key}={value}: expected {ENGINE_KEYS[key].__name__}")
+    if out.is_dir():
+        raise InputError(f"--out {out}: is a folder: expected a file")
     words = list(target or [])
-    if words and words[0].startswith(("http://", "https://")):
+    of_url = bool(words) and words[0].startswith(("http://", "https://"))
+    _check_options(context, url=of_url, file=steps is not None)
+    if of_url:
         if len(words) > 1:
             raise InputError(f"{words[1]} after {words[0]}: expected the URL alone")
         log = _from_server(words[0].rstrip("/"), steps, rounds, api_key)
@@ -101,6 +110,22 @@ def calibrate(
         return
     _show(profile, log)
     _say(f"profile in {out}")
+
+
+def _check_options(context: typer.Context, *, url: bool, file: bool) -> None:
+    """Raise `InputError` for an option that says nothing about where the steps come from."""
+    from headway.errors import InputError
+
+    if url:
+        useless, why = ("policy", "keep"), "the server at a URL runs already and keeps its own log"
+    elif file:
+        useless, why = ("policy", "keep", "rounds", "api_key"), "--steps sends nothing"
+    else:
+        useless, why = ("api_key",), "the server is started here"
+    for name in useless:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"--{name.replace('_', '-')}: {why}: leave it out")
 
 
 def _read(path: Path, start: int = 0) -> StepLog:

@@ -35,7 +35,7 @@ def check(
         list[str] | None, typer.Option("--slo", help="Targets of a class, `chat:ttft=1,tpot=0.12`; repeatable.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="headway.toml", help="Classes, policy and admission of a server's file.")
+        Path | None, typer.Option(metavar="headway.toml", help="A server's file, checked as it is served.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=0, help="Random courses of service times, of each of two kinds.")] = 4,
     searches: Annotated[int, typer.Option(min=0, help="Courses bent towards the tightest promise.")] = 40,
@@ -47,7 +47,7 @@ def check(
     limit: Annotated[int | None, typer.Option(help="At most so many requests.")] = None,
     max_input: Annotated[int | None, typer.Option(help="Cap on prompt tokens.")] = None,
     max_output: Annotated[int | None, typer.Option(help="Cap on output tokens.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the courses (and of a generated trace).")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the courses (and of a generated trace).")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check; exit 1: a promise was broken, 2: bad input."""
@@ -57,11 +57,14 @@ def check(
     from headway.cli.what_if import say_classes, with_config
     from headway.replay.targets import parse_slo
     from headway.twin import builtin
+    from headway.twin.check import as_served
     from headway.twin.check import check as verify
     from headway.twin.scenario import Scenario, parse_settings
 
     settings = parse_settings(set_ or [])
     slos, settings = with_config(config, slo, settings)
+    if config is not None:
+        settings = as_served(settings)
     selected = read_trace(
         trace, format_, seed, generated=200, start_s=start, duration_s=duration, limit=limit, time_scale=time_scale,
         rate=rate, max_input=max_input, max_output=max_output,

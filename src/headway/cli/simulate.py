@@ -53,7 +53,7 @@ def simulate(
     limit: Annotated[int | None, typer.Option(help="At most so many requests.")] = None,
     max_input: Annotated[int | None, typer.Option(help="Cap on prompt tokens.")] = None,
     max_output: Annotated[int | None, typer.Option(help="Cap on output tokens.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the step noise (and of a generated trace).")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the step noise (and of a generated trace).")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Simulate; exit 2: bad input."""
@@ -66,13 +66,19 @@ def simulate(
     from headway.replay.targets import parse_slo
     from headway.twin import builtin, report
     from headway.twin import sweep as sweeps
-    from headway.twin.scenario import Scenario, parse_settings
+    from headway.twin.scenario import Scenario, check_new, parse_settings
 
     found = builtin.find(profile)
     settings = parse_settings(set_ or [])
     points = sweeps.grid(sweep) if sweep is not None else [{}]
     if clash := sorted(set(settings) & set(points[0])):
         raise InputError(f"--sweep and --set: {clash[0]} is in both: expected it in one of them")
+    if sweep is None and jobs > 1:
+        raise InputError(f"--jobs {jobs} without --sweep: expected a sweep")
+    if sweep is not None and label:
+        raise InputError(f"--label {label} with --sweep: the runs are named by their settings")
+    for number in range(len(points)) if out is not None else ():
+        check_new(sweeps.folder_of(out, number, len(points)))
     slos, settings = with_config(config, slo, settings)
     selected = read_trace(
         trace, format_, seed, generated=200, start_s=start, duration_s=duration, limit=limit, time_scale=time_scale,

@@ -133,7 +133,8 @@ class FairShares:
             self._forget(cls, now_s)
             self._set_level(cls)
             cls.level_at_s = now_s
-        return self._has(cls, request.tenant)
+        # A tenant may be gone although a request of it is deferred still.
+        return request.tenant in cls.tenants and self._has(cls, request.tenant)
 
     def several(self, request: RequestState, now_s: float) -> bool:
         """Whether tenants contend for the class of the request."""

@@ -65,6 +65,16 @@ class Walk:
         """
         return _between(np.concatenate((-_NEVER, self.cumulative)), times.searchsorted(self.ends_s), len(times))
 
+    def end_s(self, backlog_s: float) -> float:
+        """Return the time until one backlog is done: `finish_s`."""
+        steps = int(self.cumulative.searchsorted(backlog_s - 1e-9))
+        return float(self.ends_s[steps]) if steps < len(self.ends_s) else math.inf
+
+    def done_s(self, time_s: float) -> float:
+        """Return the work that is done by one time: `done_by_s`."""
+        steps = int(self.ends_s.searchsorted(time_s, side="right"))
+        return float(self.cumulative[steps - 1]) if steps else -math.inf
+
 
 def _between(values: Floats, places: NDArray[np.intp], total: int) -> Floats:
     """Return `total` entries: the first of `values` before places[0], the next before places[1], ..., the last one."""
@@ -80,9 +90,8 @@ def work_s(cost: CostCoefficients, remaining: Floats, context: Floats) -> Floats
 
 def decode_counts(left: Ints, steps: int) -> Floats:
     """Return how many of the decodes with `left` tokens to come may still run in step 1, 2, ..., `steps`."""
-    ends = np.bincount(np.minimum(np.maximum(left, 0), steps), minlength=steps + 1)
     # A decode with m tokens left runs in steps 1..m.
-    return np.asarray(len(left) - ends[:steps].cumsum(), dtype=np.float64)
+    return len(left) - np.sort(left).searchsorted(np.arange(1, steps + 1)).astype(np.float64)
 
 
 def lengths(
@@ -247,6 +256,14 @@ class Slot:
             return np.full(len(times), -math.inf)
         slots = np.floor((times - self.step_s) / self.length_s)
         return np.where(slots < 1, -math.inf, slots * self.room_s)
+
+    def end_s(self, backlog_s: float) -> float:
+        """Return the time until one backlog is done: `finish_s`."""
+        return float(self.finish_s(np.array([backlog_s]))[0])
+
+    def done_s(self, time_s: float) -> float:
+        """Return the work that is done by one time: `done_by_s`."""
+        return float(self.done_by_s(np.array([time_s]))[0])
 
 
 def worst_slot(

@@ -32,7 +32,7 @@ class RayPool:
             import ray
         except ImportError as error:
             raise EngineError(
-                f"--ray {address}: Ray is not installed: pip install 'headway[ray]' here and on the cluster's nodes"
+                f"--ray {address}: Ray is not installed: pip install '.[ray]' in a clone, here and on its nodes"
             ) from error
         self._ray = ray
         self.address = address

@@ -75,7 +75,7 @@ def html_page(trace: Trace, shape: TraceShape) -> str:
     try:
         import vl_convert  # noqa: F401
     except ImportError:
-        raise ChartsMissingError("HTML charts need the extra `html`: pip install 'headway[html]'") from None
+        raise ChartsMissingError("HTML charts need the extra `html`: pip install '.[html]' in a clone") from None
     page = _chart(trace).to_html(inline=True, embed_options={"actions": False})
     title = html.escape(f"Trace {trace.source}")
     rows = "".join(

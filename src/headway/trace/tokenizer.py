@@ -29,7 +29,7 @@ def load(path: Path) -> Tokenizer:
     Raises `InputError` when the file is none and `TokenizersMissingError` without the library (extra `text`).
     """
     if not available():
-        raise TokenizersMissingError("a tokenizer.json needs the extra `text`: pip install 'headway[text]'")
+        raise TokenizersMissingError("a tokenizer.json needs the extra `text`: pip install '.[text]' in a clone")
     from tokenizers import Tokenizer
 
     try:

@@ -8,6 +8,7 @@ docs/guarantee.md proves the claim that this tests.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from headway import admission, policies
 from headway.errors import InputError
 from headway.trace.record import Trace
 from headway.twin.flight import Issued
 from headway.twin.patterns import Course, Edited, Scripted, alternating, constant, spells, uniform
+from headway.twin.price import NONE
 from headway.twin.scenario import Scenario, Value, simulate
 
 #: Settings that docs/guarantee.md proves something about.
@@ -150,7 +153,9 @@ def check(
     for key in ("noise", "grace_s"):
         if key in settings:
             raise InputError(f"setting {key}: expected none: a check chooses the service times and runs to the end")
-    scenario = replace(scenario, settings=settings)
+    # The envelope is one of the line that promises are made with, and the check takes any time under it: what kinds of
+    # steps differ from that line by is noise here.
+    scenario = replace(scenario, settings=settings, profile=replace(scenario.profile, correction=NONE))
     if not any(slo.ttft_s is not None for slo in scenario.classes.values()):
         raise InputError("no class has a TTFT target, so nothing is promised: expected --slo or --config")
     factor = scenario.profile.envelope_factor
@@ -226,6 +231,19 @@ def attempted(trace: Trace, scenario: Scenario, name: str, course: Course) -> At
         steps=outcome.facts["steps"],
         tightest=tightest,
     )
+
+
+def as_served(given: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the settings of a server's file with the server's defaults where it leaves out what is strict."""
+    settings = dict(given)
+    for key in STRICT:
+        kind, _, parameter = key.partition(".")
+        if parameter:
+            registry = policies.REGISTRY if kind == "policy" else admission.REGISTRY
+            known = inspect.signature(registry[str(given[kind])]).parameters
+            if parameter in known:
+                settings.setdefault(key, known[parameter].default)
+    return settings
 
 
 def _settings(given: Mapping[str, Value]) -> dict[str, Value]:

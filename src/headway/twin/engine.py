@@ -17,7 +17,7 @@ import heapq
 import numpy as np
 
 from headway.core import Admission, EngineView, KvView, Ledger, Policy, Step, StepCost, StepPlan
-from headway.errors import HeadwayError
+from headway.errors import EngineError
 from headway.twin.batch import Batch, Batcher
 from headway.twin.clock import StepEnds
 from headway.twin.config import EngineConfig
@@ -42,7 +42,7 @@ _MAX_IDLE_POLLS = 10_000
 _MOST_AHEAD = 4096
 
 
-class StarvationError(HeadwayError):
+class StarvationError(EngineError):
     """A policy or admission test never lets an accepted or deferred request run."""
 
 
@@ -354,17 +354,20 @@ class Engine:
     def _trim(self) -> None:
         """Forget step ends that no running request needs."""
         oldest = min((job.first_step for job in self.batcher.decoding.values()), default=self.step)
-        self._ends.drop_before(oldest)
+        self._ends.drop_before(min(oldest, self.step - 1))  # the last one that ended is asked for
         self._trim_at = 2 * len(self._ends) + 65_536
 
     def _wait(self, now: float) -> float | None:
         """Nothing can run: look again soon while somebody waits for a verdict or a plan, else sleep."""
         self._idle_polls += 1
-        if self._idle_polls > _MAX_IDLE_POLLS:
-            stuck = next(iter(self.ledger.requests.values()))
+        # Deferred ones are answered at their deadline, which may be far.
+        longest_s = _MAX_IDLE_POLLS * POLL_S
+        stuck = next((r for r in self.ledger.requests.values() if r.id not in self.gate.undecided), None)
+        stuck = stuck or next((r for r in self.ledger.requests.values() if now > r.due_s + longest_s), None)
+        if stuck is not None and self._idle_polls > _MAX_IDLE_POLLS:
             raise StarvationError(
                 f"policy {self.policy.name}, admission {self.admission.name}: nothing ran for "
-                f"{_MAX_IDLE_POLLS * POLL_S:.0f} s while {stuck!r} waited"
+                f"{longest_s:.0f} s while {stuck!r} waited"
             )
         self.idle = True
         return now + POLL_S

@@ -89,7 +89,8 @@ class Gate:
         declared = arrival.output_tokens if arrival.declared is None else arrival.declared
         cap = self._config.output_cap
         if cap is not None and not getattr(self._admission, "clairvoyant", False):
-            declared = max(declared, cap)
+            # No server lets a client ask for more than the model holds.
+            declared = max(declared, min(cap, self._config.max_model_len - arrival.input_tokens))
         state = RequestState(
             id=arrival.id,
             seq=arrival.row,

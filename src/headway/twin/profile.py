@@ -37,6 +37,12 @@ ENGINE_KEYS: dict[str, type] = {
 }
 
 
+def is_engine_fact(key: str, value: object) -> bool:
+    """Whether a value is of the type of this engine setting."""
+    kind = ENGINE_KEYS[key]
+    return isinstance(value, (int, float) if kind is float else kind) and (kind is bool) == isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinError:
     """Error of the twin against a real run, as fractions of the real value (attainment and refusals: absolute).
@@ -161,12 +167,8 @@ class _Reader:
         engine = self.table(data, "engine")
         self.keys("engine.", engine, set(ENGINE_KEYS))
         for key, value in engine.items():
-            kind = ENGINE_KEYS[key]
-            good = isinstance(value, (int, float) if kind is float else kind) and (kind is bool) == isinstance(
-                value, bool
-            )
-            if not good:
-                raise InputError.at(self.path, None, f"engine.{key}", value, kind.__name__)
+            if not is_engine_fact(key, value):
+                raise InputError.at(self.path, None, f"engine.{key}", value, ENGINE_KEYS[key].__name__)
         return Profile(
             name=str(data.get("name", self.path.stem)),
             label=label,

@@ -23,6 +23,7 @@ from headway.twin.config import EngineConfig
 from headway.twin.engine import Engine
 from headway.twin.flight import StepListener
 from headway.twin.noise import Noise, NoiseModel
+from headway.twin.price import NONE
 from headway.twin.profile import Profile
 from headway.twin.recorder import Recorder
 from headway.twin.simulation import Simulation
@@ -82,7 +83,8 @@ def known_settings() -> dict[str, str]:
         "replicas": "engines behind the router",
         "router": f"one of {', '.join(router.ROUTERS)}",
         "grace_s": "seconds after the last arrival until open requests are cut off (none: run to the end)",
-        "noise": "true; false: every step takes exactly its price; bounded: no step exceeds its envelope",
+        "noise": "true; false: every step takes exactly its price; bounded: no step exceeds its envelope, without the "
+        "factors for kinds of steps",
     }
 
 
@@ -148,6 +150,8 @@ def simulate(
     tokens = int(trace.frame["output_tokens"].sum() or 0)
     recorder = Recorder(front_s=config.front_s, keep_tokens=tokens <= KEEP_TOKENS)
     profile = scenario.profile
+    if noisy == "bounded":
+        profile = replace(profile, correction=NONE)  # the envelope is one of the line that decisions believe in
     model = _noise(profile, noisy)
     engines = [
         Engine(
@@ -195,9 +199,14 @@ def simulate(
 
 def save(path: Path, trace: Trace, scenario: Scenario, outcome: Outcome) -> store.Run:
     """Write the folder of a run, in the same layout as a replay's."""
+    check_new(path)
+    return store.save(path, meta_of(trace, scenario, outcome), outcome.frame)
+
+
+def check_new(path: Path) -> None:
+    """Raise `InputError` when the folder holds a run."""
     if (path / store.META).exists():
         raise InputError(f"{path}: holds a run already: expected a new folder")
-    return store.save(path, meta_of(trace, scenario, outcome), outcome.frame)
 
 
 def meta_of(trace: Trace, scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
@@ -251,18 +260,19 @@ def _belief(profile: Profile, config: EngineConfig) -> StepCost:
 
 
 def _blocking(slos: Mapping[str, Slo]) -> float:
-    tightest = min((slo.ttft_s for slo in slos.values() if slo.ttft_s is not None), default=1.0)
-    return 0.25 * tightest
+    # The driver's.
+    return 0.25 * min((slo.ttft_s for slo in slos.values() if slo.ttft_s is not None), default=4.0)
 
 
 def _config(profile: Profile, settings: dict[str, Value]) -> EngineConfig:
     values: dict[str, Any] = {**profile.engine, **settings}
     defaults = EngineConfig()
     for key, value in list(values.items()):
-        if value == "none":
+        default = getattr(defaults, key)
+        if value == "none" and default is None:
             values[key] = None
             continue
-        kind = type(getattr(defaults, key)) if getattr(defaults, key) is not None else None
+        kind = type(default)
         if kind is bool:
             if not isinstance(value, bool):
                 raise InputError(f"{key} = {value!r}: expected true or false")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -59,10 +60,9 @@ def grid(text: str) -> list[dict[str, Value]]:
         axes[key] = [value for piece in raw.split(",") for value in _values(text, piece.strip())]
         if len(set(map(str, axes[key]))) < len(axes[key]):
             raise InputError(f"--sweep {text!r}: {key} has a value twice")
-    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    if len(points) > _MOST:
-        raise InputError(f"--sweep {text!r}: {len(points)} points: expected at most {_MOST}")
-    return points
+    if (total := math.prod(map(len, axes.values()))) > _MOST:
+        raise InputError(f"--sweep {text!r}: {total} points: expected at most {_MOST}")
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def _values(text: str, piece: str) -> list[Value]:
@@ -74,7 +74,10 @@ def _values(text: str, piece: str) -> list[Value]:
         return [parse_value(piece)]
     if not (low.isdigit() and high.isdigit() and slash and step.isdigit() and int(step)) or int(low) > int(high):
         raise InputError(f"--sweep {text!r}: {piece!r}: expected LOW..HIGH/STEP in whole numbers")
-    return list(range(int(low), int(high) + 1, int(step)))
+    values = range(int(low), int(high) + 1, int(step))
+    if len(values) > _MOST:
+        raise InputError(f"--sweep {text!r}: {piece!r}: {len(values)} values: expected at most {_MOST}")
+    return list(values)
 
 
 #: Runs scenarios on a trace somewhere; yields their outcomes in order.
@@ -134,7 +137,7 @@ def _predictions(
     for number, (scenario, point, outcome) in enumerate(zip(scenarios, points, outcomes, strict=True)):
         path = None
         if out is not None:
-            path = out if len(points) == 1 else out / f"{number:04d}"
+            path = folder_of(out, number, len(points))
             save(path, trace, scenario, outcome)
         yield Prediction(
             settings=point,
@@ -144,6 +147,11 @@ def _predictions(
             path=path,
             wall_s=outcome.wall_s,
         )
+
+
+def folder_of(out: Path, number: int, total: int) -> Path:
+    """Return the folder of one of `total` runs kept in `out`."""
+    return out if total == 1 else out / f"{number:04d}"
 
 
 def name_of(point: Mapping[str, Value]) -> str:

@@ -1,4 +1,4 @@
-"""The HTTP answer to a refused request: status, headers and OpenAI error body (docs/design.md, section 8)."""
+"""The HTTP answer to a refused request: status, headers and OpenAI error body (docs/design.md, section 7)."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def check() -> str:
     found = installed()
     if found is None:
         raise EngineError(
-            "vLLM is not installed: on a GPU machine `pip install 'headway[vllm]'`, on a CPU run `make setup` in a "
+            "vLLM is not installed: on a GPU machine `pip install '.[vllm]'`, on a CPU run `make setup` in a "
             f"checkout (supported: {', '.join(SUPPORTED)})"
         )
     name, version = found
