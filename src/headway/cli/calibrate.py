@@ -70,9 +70,7 @@ def calibrate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Engine fact for the profile: kv_blocks, block_size, ..."),
     ] = None,
-    eps: Annotated[
-        float, typer.Option(min=1e-6, max=0.5, help="Share of steps that may exceed the envelope.")
-    ] = 0.05,
+    eps: Annotated[float, typer.Option(min=1e-6, max=0.5, help="Share of steps that may exceed the envelope.")] = 0.05,
     note: Annotated[str, typer.Option(help="Machine, model, versions: kept as provenance.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
