@@ -145,7 +145,7 @@ class Worst:
                 return finish
             if count == early:
                 return np.minimum(finish, sooner)
-            early = count
+            early = int(count)
             finish = self._timed(walks, step, backlog, early=early)
         return finish
 
