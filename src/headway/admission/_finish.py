@@ -267,8 +267,7 @@ class Worst:
 
     def _decoding(self, slots: int) -> Floats:
         if len(self._decodes) < slots:
-            # For half as long slots as well.
-            self._decodes = decode_counts(self.queue.left, min(MAX_STEPS, 2 * slots))
+            self._decodes = decode_counts(self.queue.left, slots)
         return self._decodes[:slots]
 
 

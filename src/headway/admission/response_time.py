@@ -135,7 +135,9 @@ class ResponseTime:
             work[[ledger.place(hoped) - 1 for hoped in ledger.hoped.values()]] += short
         ahead = work.cumsum()
         before = float(ahead[at - 1]) if at else 0.0
-        with_it = np.concatenate((ahead[:at], (before + own,), ahead[at:] + own))
+        with_it = np.empty(len(ahead) + 1)
+        with_it[:at], with_it[at] = ahead[:at], before + own
+        np.add(ahead[at:], own, out=with_it[at + 1 :])
         horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
         # Finishing times of the candidate and of everything behind it in deadline order.
         queue = Queue(dues, promised, at, ledger.outputs_left(), remaining, context)

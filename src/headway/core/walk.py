@@ -85,6 +85,8 @@ def _between(values: Floats, places: NDArray[np.intp], total: int) -> Floats:
 
 def work_s(cost: CostCoefficients, remaining: Floats, context: Floats) -> Floats:
     """Return the prefill work of pending requests in seconds (shape of the inputs): `CostCoefficients.work_s`."""
+    if not cost.x:
+        return remaining * cost.a
     return remaining * (cost.a + cost.x * (context + 0.5 * remaining))
 
 
