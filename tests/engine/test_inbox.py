@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from headway.engine.vllm import inbox
-from headway.engine.vllm.messages import CARRIER_ID
+from headway.engine.vllm.messages import CARRIER_ID, REFUSED
 
 
 class Output:
     """An engine output as far as the inbox looks."""
 
-    def __init__(self, request_id: str, messages: list[Any] | None = None) -> None:
+    def __init__(self, request_id: str, messages: list[Any] | None = None, *, stop_reason: str | None = None) -> None:
         self.request_id = request_id
+        self.stop_reason = stop_reason
         self.kv_transfer_params = None if messages is None else {"messages": messages}
 
 
@@ -52,6 +53,31 @@ def test_messages_come_before_the_outputs_of_their_batch(processor: type) -> Non
         "done at 3.0"
     )
     assert log == [{"kind": "x"}, "a", "b"]
+
+
+def test_the_end_of_a_refused_request_is_in_no_statistics(processor: type) -> None:
+    """It is processed first, with the same stamp and statistics of its own; those of the others do not see it."""
+    seen: list[Any] = []
+
+    class Stats:
+        pass
+
+    def process_outputs(
+        self: Any, outputs: list[Output], engine_core_timestamp: float | None = None, iteration_stats: Any = None
+    ) -> str:
+        seen.append(([out.request_id for out in outputs], engine_core_timestamp, iteration_stats))
+        return "done"
+
+    processor.process_outputs = process_outputs  # type: ignore[attr-defined]
+    inbox.install(seen.append)
+    stats = Stats()
+    batch = [Output(CARRIER_ID, [{"kind": "refused"}]), Output("a"), Output("b", stop_reason=REFUSED)]
+    assert processor().process_outputs(batch, 3.0, stats) == "done"
+    assert seen[0] == {"kind": "refused"}
+    assert seen[1][:2] == (["b"], 3.0)
+    assert isinstance(seen[1][2], Stats)
+    assert seen[1][2] is not stats
+    assert seen[2] == (["a"], 3.0, stats)
 
 
 def test_a_batch_without_messages_passes_as_it_is(processor: type) -> None:

@@ -67,6 +67,8 @@ def compare(
         return
     if out is not None:
         raise InputError("--out: expected only with --aa")
+    if strict and not gates:
+        raise InputError("--strict: expected only with --gate")
     results, outcomes = _compare(arms, names, gates, allow_invalid, noise_floor, draws, seed)
     _print(results, outcomes, json_, markdown)
     if html is not None:

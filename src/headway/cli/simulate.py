@@ -61,7 +61,7 @@ def simulate(
     from rich.progress import track
 
     from headway.cli.given import read_trace
-    from headway.cli.what_if import say_classes, with_config
+    from headway.cli.what_if import parameters_of, say_classes, with_config
     from headway.errors import InputError
     from headway.replay.targets import parse_slo
     from headway.twin import builtin, report
@@ -90,7 +90,8 @@ def simulate(
     say_classes(selected, scenario)
     stderr = Console(stderr=True)
     with _pool(ray, jobs, sweep) as pool:
-        runs = sweeps.run(selected, scenario, points, jobs=jobs, pool=pool, out=out)
+        optional = [key for key in parameters_of(config) if key not in parse_settings(set_ or [])]
+        runs = sweeps.run(selected, scenario, points, jobs=jobs, pool=pool, out=out, optional=optional)
         shown = track(runs, "simulating", total=len(points), console=stderr, transient=True)
         predictions = list(shown if len(points) > 1 else runs)
     if html is not None:

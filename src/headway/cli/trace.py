@@ -233,7 +233,8 @@ def _rules(text: str) -> list[tuple[str, int | None]]:
 
     rules: list[tuple[str, int | None]] = []
     for part in text.split(","):
-        name, sign, cap = (piece.strip() for piece in part.partition("="))
+        # `chat<=400`, as in `replay --class-rule`, is `chat=400`.
+        name, sign, cap = (piece.strip() for piece in part.replace("<=", "=", 1).partition("="))
         if not name or not sign or not (cap == "any" or cap.isdecimal()):
             raise InputError(f"--classes: {part!r}: expected NAME=TOKENS or NAME=any, separated by commas")
         rules.append((name, None if cap == "any" else int(cap)))

@@ -184,6 +184,11 @@ def check(
             break
         target = sorted(worst)[number % len(worst)]
         run(f"search {number + 1} ({target})", _bent(trace, scenario, target, worst[target][1], random))
+    if not any(each.accepted for each in attempts):
+        raise InputError(
+            f"none of {len(trace)} requests was promised anything in {len(attempts)} runs, so nothing was checked: "
+            "expected targets that this profile can meet"
+        )
     kept, dropped = assumptions(scenario)
     profile = scenario.profile
     return Certificate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,13 +92,15 @@ def run(
     jobs: int = 1,
     pool: Pool | None = None,
     out: Path | None = None,
+    optional: Collection[str] = (),
 ) -> Iterator[Prediction]:
     """Yield a prediction for each point, in their order: the same here, in `jobs` processes, and in `pool`.
 
-    With `out` the folder of each run is kept there.
+    With `out` the folder of each run is kept there. `optional` are parameters of the scenario's policy and admission
+    test that go when a point replaces that.
     """
     scenarios = [
-        replace(scenario, settings={**scenario.settings, **point}, label=name_of(point) or scenario.label)
+        replace(scenario, settings=_merged(scenario.settings, point, optional), label=name_of(point) or scenario.label)
         for point in points
     ]
     if pool is not None:
@@ -110,8 +112,19 @@ def run(
         return
     # Spawned, not forked: a fork would copy the threads of polars in an unknown state.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(points)), context, initializer=_take, initargs=(trace,)) as workers:
+    workers = ProcessPoolExecutor(min(jobs, len(points)), context, initializer=_take, initargs=(trace,))
+    try:
         yield from _predictions(trace, scenarios, points, workers.map(_simulate, scenarios), out)
+    except BaseException:
+        # Ctrl-C, or whoever reads this goes away: what has not begun never does.
+        workers.shutdown(wait=False, cancel_futures=True)
+        raise
+    workers.shutdown()
+
+
+def _merged(settings: Mapping[str, Value], point: Mapping[str, Value], optional: Collection[str]) -> dict[str, Value]:
+    gone = {key for key in optional if (kind := key.partition(".")[0]) in point and point[kind] != settings.get(kind)}
+    return {**{key: value for key, value in settings.items() if key not in gone}, **point}
 
 
 _trace: Trace | None = None

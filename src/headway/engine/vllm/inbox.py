@@ -3,6 +3,9 @@
 vLLM hands every engine output to `OutputProcessor.process_outputs`. `install` wraps that method: outputs with the
 reserved id are taken out and their messages delivered before vLLM sees the tokens and ends of the same batch. So a
 verdict is always known when the first byte of its response appears.
+
+Ends of refused requests are processed apart, with statistics that nobody reads: a request that no step ever held has
+no time of scheduling, so vLLM would count the machine's uptime as its queue time, with the sign reversed.
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from headway.engine.vllm.messages import CARRIER_ID
+from headway.engine.vllm.messages import CARRIER_ID, REFUSED
 
 logger = logging.getLogger("headway")
 
 Deliver = Callable[[dict[str, Any]], None]
 
 _receivers: list[Deliver] = []
+
+#: What vLLM's method is told beside the outputs.
+_CONTEXT = ("engine_core_timestamp", "iteration_stats")
 
 
 def install(receiver: Deliver) -> None:
@@ -32,11 +38,21 @@ def install(receiver: Deliver) -> None:
 
     @functools.wraps(original)
     def process_outputs(self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
-        if any(out.request_id == CARRIER_ID for out in engine_core_outputs):
-            carriers = [out for out in engine_core_outputs if out.request_id == CARRIER_ID]
-            engine_core_outputs = [out for out in engine_core_outputs if out.request_id != CARRIER_ID]
-            for carrier in carriers:
-                deliver((carrier.kv_transfer_params or {}).get("messages", ()))
+        own = [out for out in engine_core_outputs if out.request_id == CARRIER_ID or out.stop_reason == REFUSED]
+        if own:
+            engine_core_outputs = [
+                out for out in engine_core_outputs if out.request_id != CARRIER_ID and out.stop_reason != REFUSED
+            ]
+            for carrier in own:
+                if carrier.request_id == CARRIER_ID:
+                    deliver((carrier.kv_transfer_params or {}).get("messages", ()))
+            refused = [out for out in own if out.request_id != CARRIER_ID]
+            if refused:
+                given = dict(zip(_CONTEXT, args, strict=False)) | kwargs
+                stats = given.get("iteration_stats")
+                if stats is not None:
+                    given["iteration_stats"] = type(stats)()
+                original(self, refused, **{key: given[key] for key in _CONTEXT if key in given})
         return original(self, engine_core_outputs, *args, **kwargs)
 
     process_outputs._headway = True  # type: ignore[attr-defined]

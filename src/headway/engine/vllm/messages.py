@@ -23,6 +23,9 @@ XARG = "headway"
 #: Request id of the output that carries messages.
 CARRIER_ID = "headway:messages"
 
+#: Stop reason of the end of a refused request, by which it is told from others; no client sees it.
+REFUSED = "headway:refused"
+
 #: Environment variables that `headway serve` sets for vLLM's processes.
 ENV_CONFIG = "HEADWAY_CONFIG"
 ENV_POLICY = "HEADWAY_POLICY"

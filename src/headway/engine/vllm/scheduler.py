@@ -36,7 +36,7 @@ from headway.engine.base import EngineFacts
 from headway.engine.driver import Driver
 from headway.engine.recorder import StepRecorder
 from headway.engine.vllm import profile, versions
-from headway.engine.vllm.messages import CARRIER_ID, ENV_STEP_LOG, XARG, config_from_environment, decode_tag
+from headway.engine.vllm.messages import CARRIER_ID, ENV_STEP_LOG, REFUSED, XARG, config_from_environment, decode_tag
 from headway.errors import InputError
 
 #: Seconds between two engine messages for the metrics.
@@ -303,6 +303,7 @@ class HeadwayScheduler(AsyncScheduler):
                     request_id=request.request_id,
                     new_token_ids=[],
                     finish_reason=request.get_finished_reason(),
+                    stop_reason=REFUSED,
                     events=request.take_events(),
                 )
             )
