@@ -156,6 +156,29 @@ def test_hits_that_are_not_held_yet_are_not_counted_on() -> None:
     assert bound(900, started=True) < bound(0)  # held: work that is not needed
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_pace_that_no_step_keeps_never_fits(strict: bool) -> None:
+    """A decode alone takes longer than it may (by default four times as long), idle or not; one token has no pace."""
+    walk = create_admission("response_time", strict=strict)
+    gap = COST.seconds(0, 1, 100, 0)
+    for busy in (False, True):
+        ledger = Ledger()
+        if busy:
+            decoding(ledger, request(0, tpot=1.0))
+        here = view(ledger, COST)
+        verdict = walk.decide(here, request(1, ttft=5.0, tpot=(0.9 if strict else 0.2) * gap, prompt=100))
+        assert isinstance(verdict, Reject)
+        assert verdict.reason is Reason.NEVER_FITS
+        assert "even alone" in str(verdict.detail)
+    assert isinstance(walk.decide(view(Ledger(), COST), request(1, ttft=5.0, tbt=5 * gap, prompt=100)), Accept)
+    assert isinstance(
+        create_admission("response_time").decide(
+            view(Ledger(), COST), request(1, ttft=5.0, tpot=0.2 * gap, prompt=100, output=1)
+        ),
+        Accept,
+    )
+
+
 def test_what_fills_the_whole_pool_never_fits() -> None:
     """A strict promise keeps a block in reserve, so nothing that ends would ever make room for this one."""
     walk = create_admission("response_time", **STRICT_TEST)

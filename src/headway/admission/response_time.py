@@ -38,6 +38,13 @@ from headway.core.walk import Floats, work_s
 RETRY_DOUBT = 0.07
 
 
+#: So many times a pace a token must take alone before it is called impossible: a cost that was learned in a bad moment
+#: may be far off, and is only unlearned by serving.
+IMPOSSIBLE = 4
+
+_PACE = "a token takes {:.1f} ms even alone, and the pace is {:g} ms"
+
+
 class ResponseTime:
     """Accept iff every promise, old and new, still holds.
 
@@ -91,6 +98,10 @@ class ResponseTime:
         alone = self._alone_s(view, request)
         if request.has_target and request.arrival_s + alone > request.due_s:
             return Reject(reason=Reason.NEVER_FITS, bound_s=start + alone)
+        if paced and request.max_output_tokens > 1 and not view.cost.drifting:
+            gap = view.cost.mean.seconds(0, 1, request.prompt_tokens, 0)
+            if gap > request.slo.pace_s * (1 if self.strict else IMPOSSIBLE):
+                return Reject(reason=Reason.NEVER_FITS, detail=_PACE.format(1e3 * gap, 1e3 * request.slo.pace_s))
         at = ledger.place(request)
         # Behind all promises: they start after this request, and lose their blocks before it.
         idle, idle_tokens = ledger.idle_behind(at)
@@ -119,6 +130,8 @@ class ResponseTime:
             def passes(ended: int, freed: int) -> bool:
                 return factor * cost.seconds(self.min_chunk, decodes - ended, context_tokens - freed, pairs) <= pace
 
+            if not served:
+                return Reject(reason=Reason.NEVER_FITS, detail=_PACE.format(1e3 * worst, 1e3 * pace))
             return Reject(reason=Reason.TBT, bound_s=worst, retry_after_s=departure_wait_s(ledger, passes))
         if not request.has_target:
             return Accept()

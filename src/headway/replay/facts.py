@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headway.errors import InputError
 from headway.replay import machine
 from headway.replay.options import Options
 from headway.replay.server import ServerFacts
@@ -29,6 +30,11 @@ def at_start(
         if long := int((total > told.max_model_len).sum()):
             notes.append(f"{long} requests exceed the model length of {told.max_model_len} tokens")
     named = set(trace.frame["slo_class"].fill_null(DEFAULT_CLASS).unique())
+    if targets and not named & set(targets) and DEFAULT_CLASS not in targets:
+        raise InputError(
+            f"targets for class {', '.join(sorted(targets))}, requests of class {', '.join(sorted(named))}: expected "
+            "targets for one of these (--slo ttft=... without a class is for all; --class-rule gives classes)"
+        )
     if unused := sorted(set(targets) - named - {DEFAULT_CLASS}):
         notes.append(f"no request of class {', '.join(unused)} in the trace")
     if DEFAULT_CLASS not in targets and (untold := sorted(named - set(targets))):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.engine.vllm import versions
+from headway.engine.vllm.messages import ENV_EVENT_LOG, ENV_STEP_LOG
 from headway.engine.vllm.model import SERVED_NAME, embedded_model
 from headway.errors import EngineError, InputError
 
@@ -119,6 +120,8 @@ def command(
         if option[0] not in given:
             argv += option
     if not stock:
+        for name in (ENV_STEP_LOG, ENV_EVENT_LOG):
+            _check_log(name, env.get(name))
         if "--shutdown-timeout" not in given:
             argv += ["--shutdown-timeout", str(DRAIN_S)]
         argv += ["--scheduler-cls", SCHEDULER, "--middleware", MIDDLEWARE]
@@ -169,6 +172,17 @@ def _refuse_contradictions(
         raise InputError("a vLLM --config file does not choose the model here: name it before the options")
     if model is not None and "--model" in given:
         raise InputError(f"--model contradicts the model {model} named before it")
+
+
+def _check_log(name: str, path: str | None) -> None:
+    """Raise InputError when the file that a variable of the environment names cannot be written."""
+    if not path:
+        return
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise InputError(f"{name}={path}: cannot be written ({error.strerror}): expected a file") from None
 
 
 def _check_folder(model: str) -> None:
