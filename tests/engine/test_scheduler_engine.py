@@ -201,6 +201,17 @@ def test_refused_under_load_is_a_clean_429(served: Served, client: Client, path:
         assert ("retry-after" in answer.headers) == ("retry-after-ms" in answer.headers)
         assert int(answer.headers.get("retry-after", 1)) >= 1
         assert int(answer.headers.get("retry-after-ms", 1)) >= 1
+    # vLLM's own series know the served ones alone: a request that no step held has no time of scheduling.
+    after = client.metrics()
+    for series in ("request_queue_time_seconds", "request_prefill_time_seconds", "request_inference_time_seconds"):
+        grown = {
+            part: sum(
+                new - metrics.get(name, 0.0) for name, new in after.items() if name.startswith(f"vllm:{series}_{part}")
+            )
+            for part in ("sum", "count")
+        }
+        assert grown["count"] == sum(answer.status == 200 for answer in answers)
+        assert 0 <= grown["sum"] < 600
 
 
 # Served
