@@ -173,6 +173,16 @@ def test_own_scheduler_and_middleware_are_fine_where_they_fit() -> None:
     assert command(extra=["--middleware", "x.Y"]).argv.count("--middleware") == 2
 
 
+@pytest.mark.parametrize("name", ["HEADWAY_STEP_LOG", "HEADWAY_EVENT_LOG"])
+def test_a_log_that_cannot_be_written_is_named_at_once(tmp_path: Path, name: str) -> None:
+    """Not by a traceback of the engine after the model was loaded; plain vLLM writes neither."""
+    path = str(tmp_path / "nowhere" / "x.jsonl")
+    with pytest.raises(InputError, match=f"{name}={path}: cannot be written"):
+        command(environ={name: path})
+    assert command(stock=True, environ={name: path})
+    assert command(environ={name: str(tmp_path / "x.jsonl")})
+
+
 def test_missing_folder_is_named_at_once(tmp_path: Path) -> None:
     """A path that does not exist is not left to vLLM, which would ask a hub for it."""
     with pytest.raises(EngineError, match=rf"model not found: the folder {tmp_path}/nothing does not exist"):

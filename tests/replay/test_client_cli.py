@@ -52,6 +52,14 @@ def test_replay_then_list_then_show(tmp_path, url):
     assert "12 requests" in call("runs", "show", str(tmp_path / "a")).stdout
 
 
+def test_targets_for_nobody_are_an_error_before_anything_is_sent(tmp_path, url):
+    """Every answer would attain them: a slip in a class's name must not read as 100 %."""
+    words = ["replay", "demo", "--url", url, "--limit", "3", "--out", str(tmp_path / "a")]
+    result = call(*words, "--slo", "caht:ttft=1")
+    assert isinstance(result.exception, InputError)
+    assert "targets for class caht, requests of class chat" in str(result.exception)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

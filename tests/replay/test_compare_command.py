@@ -58,6 +58,7 @@ def test_bad_input_exits_2_with_one_line(headway):
         ("a1", "a2", "--json", "--markdown"),
         ("a1", "a2", "a3", "--aa", "--gate", "p99_ttft<=+5%"),
         ("a1", "a2", "--out", "x.json"),
+        ("a1", "a2", "--strict"),
     ):
         code, _, err = headway("compare", *words)
         assert code == 2

@@ -93,7 +93,7 @@ def test_convert_cuts_scales_classifies_and_writes_what_it_did(app: typer.Typer,
             "--max-input",
             "300",
             "--classes",
-            "short=100,long=any",
+            "short<=100,long=any",  # as replay's --class-rule, or short=100
         ],
     )
     assert result.exit_code == 0, result.output

@@ -160,6 +160,14 @@ def test_the_envelope_is_that_of_the_line_that_promises_are_made_with() -> None:
     assert frames[0].equals(frames[1])
 
 
+def test_a_check_in_which_nothing_is_promised_is_no_certificate() -> None:
+    """Targets that nobody can meet, milliseconds for seconds: every request is refused, and that is told."""
+    scenario = Scenario(profile=find_profile("cpu-smollm2"), targets={"chat": Targets(ttft_s=0.001)})
+    trace = demo_trace(rate=6.0, seed=1, n=5)
+    with pytest.raises(InputError, match="none of 5 requests was promised anything"):
+        check(trace, scenario, seeds=0, searches=0)
+
+
 PROVED = "[policy_parameters]\njump = false\n[admission_parameters]\nstrict = true\n"
 
 

@@ -158,6 +158,33 @@ def test_simulate_takes_the_file_of_a_server(tmp_path: Path) -> None:
     assert other["engine"]["policy"] == "fcfs"
 
 
+@pytest.mark.parametrize(
+    ("words", "points"),
+    [
+        (["--sweep", "admission=admit_all,response_time"], 2),
+        (["--sweep", "policy=fcfs,headway"], 2),
+        (["--set", "policy=fcfs", "--set", "admission=admit_all"], 1),
+    ],
+)
+def test_a_policy_that_is_replaced_takes_the_files_parameters_along(
+    tmp_path: Path, words: list[str], points: int
+) -> None:
+    """The file's stay where its own policy or test stays; one given by --set belongs to whatever there is."""
+    config = tmp_path / "headway.toml"
+    config.write_text(
+        'default_class = "chat"\n[policy_parameters]\njump = false\n[admission_parameters]\nstrict = true\n'
+        "[class.chat]\nttft_ms = 900\n[class.document]\nttft_ms = 2500\n"
+    )
+    flags = ["simulate", "demo", "--rate", "6", "--limit", "20", "--json", "--config", str(config)]
+    found = json.loads(cli(*flags, *words))
+    assert len(found) == points
+    (plain,) = json.loads(cli(*flags))
+    if points == 2:
+        assert found[1]["summary"] == plain["summary"]
+    line = [*flags, *words, "--set", "policy.jump=true", "--set", "admission.strict=false"]
+    assert "has no parameters" in str(CliRunner().invoke(build(line), line).exception)
+
+
 CHAT_ONLY = ["--slo", "chat:ttft=1"]
 
 

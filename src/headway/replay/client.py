@@ -144,6 +144,7 @@ class _Replay:
         self.loop = asyncio.get_running_loop()
         self.done = self.loop.create_future()
         url = server.base_url(self.options.url)
+        facts.check_targets(self.trace, self.targets)
         told = await server.inspect(
             url, model=self.options.model, endpoint=self.options.endpoint, api_key=self.options.api_key
         )

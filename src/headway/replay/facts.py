@@ -12,6 +12,16 @@ from headway.replay.targets import DEFAULT_CLASS, Targets
 from headway.trace.record import Trace
 
 
+def check_targets(trace: Trace, targets: Mapping[str, Targets]) -> None:
+    """Raise `InputError` when there are targets, but for nobody in the trace: every answer would attain them."""
+    named = set(trace.frame["slo_class"].fill_null(DEFAULT_CLASS).unique())
+    if targets and not named & set(targets) and DEFAULT_CLASS not in targets:
+        raise InputError(
+            f"targets for class {', '.join(sorted(targets))}, requests of class {', '.join(sorted(named))}: expected "
+            "targets for one of these (--slo ttft=... without a class is for all; --class-rule gives classes)"
+        )
+
+
 def at_start(
     *,
     trace: Trace,
@@ -30,11 +40,6 @@ def at_start(
         if long := int((total > told.max_model_len).sum()):
             notes.append(f"{long} requests exceed the model length of {told.max_model_len} tokens")
     named = set(trace.frame["slo_class"].fill_null(DEFAULT_CLASS).unique())
-    if targets and not named & set(targets) and DEFAULT_CLASS not in targets:
-        raise InputError(
-            f"targets for class {', '.join(sorted(targets))}, requests of class {', '.join(sorted(named))}: expected "
-            "targets for one of these (--slo ttft=... without a class is for all; --class-rule gives classes)"
-        )
     if unused := sorted(set(targets) - named - {DEFAULT_CLASS}):
         notes.append(f"no request of class {', '.join(unused)} in the trace")
     if DEFAULT_CLASS not in targets and (untold := sorted(named - set(targets))):
