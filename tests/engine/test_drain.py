@@ -78,6 +78,23 @@ async def test_what_is_open_when_the_time_is_over_ends(begun: bool) -> None:
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "draining"
 
 
+@pytest.mark.parametrize("stopping", [False, True])
+async def test_who_comes_in_the_moment_of_the_signal_is_told(stopping: bool) -> None:
+    """The engine takes nothing more although the request was let in: no 500, as long as that is why."""
+
+    async def fails(world: World, tag: RequestTag, send: Send, receive: Receive) -> None:
+        if stopping:
+            await stop(world, 30.0)
+        await start(send, 500, b"application/json")
+        await chunk(send, b'{"error": {"code": 500}}', more=False)
+
+    world = await World(fails).post()
+    if stopping:
+        assert (world.status, world.error["code"]) == (503, "draining")
+    else:
+        assert (world.status, world.body) == (500, b'{"error": {"code": 500}}')
+
+
 async def test_a_request_that_others_cancel_is_not_answered() -> None:
     """Only what was cut at the end of the time to drain is told so."""
 

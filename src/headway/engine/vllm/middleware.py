@@ -122,7 +122,7 @@ class SloMiddleware:
             body = await asyncio.to_thread(self._tagged, body, tag)
         else:
             body = self._tagged(body, tag)
-        exchange = _Exchange(send, arrived, self._front)
+        exchange = _Exchange(send, arrived, self._front, self._drain)
         self._open[tag.group] = exchange
         try:
             await self.app(_with_length(scope, len(body)), _replay(body, receive), exchange.send)
@@ -161,7 +161,8 @@ class SloMiddleware:
 class _Exchange:
     """One response on its way out: held until the verdict is known."""
 
-    def __init__(self, send: Send, arrived: float, front: Front) -> None:
+    def __init__(self, send: Send, arrived: float, front: Front, drain: Drain) -> None:
+        self._drain = drain
         self._send = send
         self._arrived = arrived  # Unix seconds
         self._front = front
@@ -223,6 +224,11 @@ class _Exchange:
         if self._refused is not None:
             self._dropping = True
             await _answer(self._send, *refusal.answer(self._refused))
+            return
+        if self._start["status"] >= 500 and self._drain.draining:
+            # It came in the moment of the signal, when the engine took nothing more.
+            self._dropping = True
+            await _answer(self._send, *refusal.draining())
             return
         if self._error is not None:
             self._error.append(event.get("body", b""))
