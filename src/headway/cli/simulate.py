@@ -61,7 +61,7 @@ def simulate(
     from rich.progress import track
 
     from headway.cli.given import read_trace
-    from headway.cli.what_if import parameters_of, say_classes, with_config
+    from headway.cli.what_if import say_classes, with_config
     from headway.errors import InputError
     from headway.replay.targets import parse_slo
     from headway.twin import builtin, report
@@ -79,7 +79,8 @@ def simulate(
         raise InputError(f"--label {label} with --sweep: the runs are named by their settings")
     for number in range(len(points)) if out is not None else ():
         check_new(sweeps.folder_of(out, number, len(points)))
-    slos, settings = with_config(config, slo, settings)
+    told = settings
+    slos, settings = with_config(config, slo, told)
     selected = read_trace(
         trace, format_, seed, generated=200, start_s=start, duration_s=duration, limit=limit, time_scale=time_scale,
         rate=rate, max_input=max_input, max_output=max_output,
@@ -90,7 +91,7 @@ def simulate(
     say_classes(selected, scenario)
     stderr = Console(stderr=True)
     with _pool(ray, jobs, sweep) as pool:
-        optional = [key for key in parameters_of(config) if key not in parse_settings(set_ or [])]
+        optional = [key for key in settings if "." in key and key not in told]  # of the server's file
         runs = sweeps.run(selected, scenario, points, jobs=jobs, pool=pool, out=out, optional=optional)
         shown = track(runs, "simulating", total=len(points), console=stderr, transient=True)
         predictions = list(shown if len(points) > 1 else runs)

@@ -17,24 +17,14 @@ def with_config(
 ) -> tuple[dict[str, Slo] | None, dict[str, Value]]:
     """Return the classes of a `headway.toml` (None without one) and its settings under those given."""
     from headway.errors import InputError
+    from headway.twin.scenario import merged
 
     if config is None:
         return None, dict(settings)
     if slo:
         raise InputError("--config and --slo: expected the classes in one of them")
     slos, given = _from_config(config)
-    # A policy or test that is replaced takes its parameters along.
-    kept = {
-        key: value
-        for key, value in given.items()
-        if (kind := key.partition(".")[0]) == key or kind not in settings or settings[kind] == given[kind]
-    }
-    return slos, {**kept, **settings}
-
-
-def parameters_of(config: Path | None) -> list[str]:
-    """Return the settings in a `headway.toml` that are parameters of its policy or admission test."""
-    return [] if config is None else [key for key in _from_config(config)[1] if "." in key]
+    return slos, merged(given, settings, [key for key in given if "." in key])
 
 
 def _from_config(path: Path) -> tuple[dict[str, Slo], dict[str, Value]]:

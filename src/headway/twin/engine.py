@@ -360,15 +360,15 @@ class Engine:
     def _wait(self, now: float) -> float | None:
         """Nothing can run: look again soon while somebody waits for a verdict or a plan, else sleep."""
         self._idle_polls += 1
-        # Deferred ones are answered at their deadline, which may be far.
-        longest_s = _MAX_IDLE_POLLS * POLL_S
-        stuck = next((r for r in self.ledger.requests.values() if r.id not in self.gate.undecided), None)
-        stuck = stuck or next((r for r in self.ledger.requests.values() if now > r.due_s + longest_s), None)
-        if stuck is not None and self._idle_polls > _MAX_IDLE_POLLS:
-            raise StarvationError(
-                f"policy {self.policy.name}, admission {self.admission.name}: nothing ran for "
-                f"{longest_s:.0f} s while {stuck!r} waited"
-            )
+        if self._idle_polls > _MAX_IDLE_POLLS:
+            longest_s = _MAX_IDLE_POLLS * POLL_S
+            for stuck in self.ledger.requests.values():
+                # Deferred ones are answered at their deadline, which may be far.
+                if stuck.id not in self.gate.undecided or now > stuck.due_s + longest_s:
+                    raise StarvationError(
+                        f"policy {self.policy.name}, admission {self.admission.name}: nothing ran for "
+                        f"{longest_s:.0f} s while {stuck!r} waited"
+                    )
         self.idle = True
         return now + POLL_S
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,12 @@ def check_key(key: str) -> None:
     head, dot, _ = key.partition(".")
     if not (key in known_settings() or (dot and head in ("policy", "admission"))):
         raise InputError(f"setting {key!r}: expected one of {', '.join(known_settings())}")
+
+
+def merged(settings: Mapping[str, Value], over: Mapping[str, Value], optional: Collection[str]) -> dict[str, Value]:
+    """Return settings under others; a policy or test that these replace takes its `optional` ones along."""
+    gone = {key for key in optional if (kind := key.partition(".")[0]) in over and over[kind] != settings.get(kind)}
+    return {**{key: value for key, value in settings.items() if key not in gone}, **over}
 
 
 def parse_value(raw: str) -> Value:

@@ -15,7 +15,7 @@ from headway.errors import InputError
 from headway.replay.summary import summarise
 from headway.trace.record import Trace
 from headway.twin.profile import TwinError
-from headway.twin.scenario import Outcome, Scenario, Value, check_key, parse_value, save, simulate
+from headway.twin.scenario import Outcome, Scenario, Value, check_key, merged, parse_value, save, simulate
 
 _MOST = 10_000
 
@@ -100,7 +100,7 @@ def run(
     test that go when a point replaces that.
     """
     scenarios = [
-        replace(scenario, settings=_merged(scenario.settings, point, optional), label=name_of(point) or scenario.label)
+        replace(scenario, settings=merged(scenario.settings, point, optional), label=name_of(point) or scenario.label)
         for point in points
     ]
     if pool is not None:
@@ -120,11 +120,6 @@ def run(
         workers.shutdown(wait=False, cancel_futures=True)
         raise
     workers.shutdown()
-
-
-def _merged(settings: Mapping[str, Value], point: Mapping[str, Value], optional: Collection[str]) -> dict[str, Value]:
-    gone = {key for key in optional if (kind := key.partition(".")[0]) in point and point[kind] != settings.get(kind)}
-    return {**{key: value for key, value in settings.items() if key not in gone}, **point}
 
 
 _trace: Trace | None = None
