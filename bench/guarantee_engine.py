@@ -77,6 +77,8 @@ def longer(shape: Shape) -> Shape:
     return replace(shape, classes=tuple(classes))
 
 
+SHAPES |= {f"{kind}-long": longer(shape) for kind, shape in SHAPES.items()}
+
 #: Static limits that the sweep tries: waiting requests, queued prompt tokens, seconds of the bucket's rate.
 SWEEP: dict[str, dict[str, tuple[float, ...]]] = {
     "short": {"queue_depth": (2, 6, 16), "queued_tokens": (200, 500, 1200), "token_bucket": (0.5, 1.5)},
@@ -90,14 +92,11 @@ QUICK_CAPACITY = {"short": 8.4, "mixed": 6.0}
 
 
 class Traffic(Workload):
-    """Requests of one of the shapes, with longer answers when its name ends in `-long`."""
+    """Requests of one of the shapes."""
 
     def offered(self, *, rate: float, seed: int, duration_s: float | None = None, n: int | None = None) -> Any:
         """Return requests offered at `rate` per second, for a duration or a number of them."""
-        shape = SHAPES[self.kind.removesuffix("-long")]
-        if self.kind.endswith("-long"):
-            shape = longer(shape)
-        return demo_trace(rate=rate, seed=seed, duration_s=duration_s, n=n, shape=shape)
+        return demo_trace(rate=rate, seed=seed, duration_s=duration_s, n=n, shape=SHAPES[self.kind])
 
 
 def strict(workload: Workload) -> System:
@@ -121,7 +120,7 @@ def rival(workload: Workload, admission: str, limit: float, *, budget: tuple[str
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--kind", choices=sorted(SHAPES), default="mixed")
+    parser.add_argument("--kind", choices=sorted(TARGETS), default="mixed")
     parser.add_argument("--duration", type=float, default=30.0, help="seconds of arrivals a run")
     parser.add_argument("--sweep-duration", type=float, default=15.0, help="seconds of arrivals a sweep run")
     parser.add_argument("--capacity", type=float, default=0.0, help="requests/s, as found before")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,6 +14,11 @@ ON_MISS: tuple[str, ...] = get_args(OnMiss)
 
 #: Longest target that makes sense, in seconds; a larger number is a unit mistake.
 MAX_TARGET_S = 86_400.0
+
+
+def blocking_s(ttfts: Iterable[float]) -> float:
+    """Return the longest step while a request may arrive: a quarter of the tightest TTFT target, or 1 s."""
+    return 0.25 * min(ttfts, default=4.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from headway.core import (
     StepCost,
     StepPlan,
 )
+from headway.core.slo import blocking_s
 from headway.engine.base import EngineFacts, RequestTag
 from headway.engine.recorder import StepRecorder
 from headway.engine.report import Report
@@ -284,7 +285,7 @@ class Driver:
         What is merely asked for must not shorten the steps of others.
         """
         targets = [slo.ttft_s for slo, _ in self._classes.values() if slo.ttft_s is not None]
-        return 0.25 * min([*targets, *self._ttfts.values()], default=4.0)
+        return blocking_s([*targets, *self._ttfts.values()])
 
     def _settle(self, answer: Answer, refused: list[str]) -> None:
         """Tell whoever waits. Adds to `refused`, so that what was refused before something raises is known."""

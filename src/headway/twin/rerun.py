@@ -16,6 +16,7 @@ import polars as pl
 
 from headway import admission, policies
 from headway.core import CostCoefficients, StepCost
+from headway.core.slo import blocking_s
 from headway.errors import InputError
 from headway.trace.record import SCHEMA
 from headway.twin.calibration import fit
@@ -151,4 +152,4 @@ def _blocking_s(real: Decisions, told: Mapping[str, Any]) -> float:
         return float(told["blocking_ms"]) / 1e3
     targets = [each["ttft_ms"] / 1e3 for each in told.get("class", {}).values() if each.get("ttft_ms")]
     targets += [each.slo.ttft_s for each in real.asked if each.slo.ttft_s is not None]
-    return 0.25 * min(targets, default=4.0)
+    return blocking_s(targets)

@@ -14,6 +14,7 @@ import polars as pl
 
 from headway import admission, policies
 from headway.core import Slo, StepCost
+from headway.core.slo import blocking_s
 from headway.errors import InputError
 from headway.replay import machine, store
 from headway.replay.targets import Targets
@@ -168,7 +169,8 @@ def simulate(
             admission=admission_of(),
             belief=_belief(profile, config),
             recorder=recorder,
-            blocking_s=config.blocking_s or _blocking(slos),
+            blocking_s=config.blocking_s
+            or blocking_s(each.ttft_s for each in slos.values() if each.ttft_s is not None),
             on_step=on_step,
         )
         for index in range(replicas)
@@ -263,11 +265,6 @@ def _belief(profile: Profile, config: EngineConfig) -> StepCost:
     if config.learn:
         return StepCost(profile.cost, eps=config.eps)
     return StepCost.fixed(profile.cost, factor=profile.envelope_factor, eps=config.eps)
-
-
-def _blocking(slos: Mapping[str, Slo]) -> float:
-    # The driver's.
-    return 0.25 * min((slo.ttft_s for slo in slos.values() if slo.ttft_s is not None), default=4.0)
 
 
 def _config(profile: Profile, settings: dict[str, Value]) -> EngineConfig:
