@@ -2,8 +2,8 @@
 
 The cost of a step, its scatter and the time outside the engine come from the runs called `fit`, at 0.7 and 1.3 times
 capacity. Held-out runs have other seeds at 0.5, 1 and 2 times capacity; their seeds, also those of several folders, are
-pooled. One load is played twice with requests of the same lengths on the same schedule: how far the real system differs
-from itself there (`again`) is the floor under any error of a model. Runs differ most in how fast the machine was
+pooled. Some are played twice with requests of the same lengths on the same schedule: how far the real system differs
+from itself (`again`) is the floor under any error of a model. Runs differ most in how fast the machine was
 meanwhile, so errors stand there a second time for a twin that is told that one number of each run (`paced`).
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from _fidelity_runs import AGAIN, LOADS, MANIFEST, SYSTEMS, trace_of
+from _fidelity_runs import LOADS, MANIFEST, SYSTEMS, trace_of
 from headway.core import CostCoefficients, Slo
 from headway.demo.workload import MIXED, WEIGHTS
 from headway.replay import store
@@ -117,8 +117,10 @@ def judge(folders: Sequence[Path], say: Callable) -> dict[str, Any]:
             say(f"  told the speed of each run, error {_line(paced['errors'])}")
             say(f"  cpu-smollm2 as shipped, error {_line(shipped['errors'])}")
             entries.append(TwinError(load=f"{load:g}x", busy_max=found["busy"], errors=found["errors"]))
-        report["again"][name] = _again(sessions)
-        say(f"{name}, the real system against itself at {AGAIN:g}x: {_line(report['again'][name]['errors'])}")
+        for load in LOADS:
+            if twice := _again(sessions, load):
+                report["again"][f"{name} {load:g}x"] = twice
+                say(f"{name} {load:g}x, the real system against itself, n = {twice['n']}: {_line(twice['errors'])}")
         entries[-1] = replace(entries[-1], busy_max=1.0)
         for session in sessions:
             profile = replace(session.profile, twin_error=tuple(entries))
@@ -286,18 +288,17 @@ def _values(frame: pl.DataFrame) -> dict[str, Any]:
     return found | {"attainment": total["attainment"], "refused": total["refused"] / total["n"]}
 
 
-def _again(sessions: Sequence[Session]) -> dict[str, Any]:
-    """Return how far the real system differs from itself on the same schedule."""
+def _again(sessions: Sequence[Session], load: float) -> dict[str, Any]:
+    """Return how far the real system differs from itself on the same schedule; nothing where none was played twice."""
     first, second = [], []
     for session in sessions:
-        again = {run.seed: run.frame for run in session.runs if run.role == "again"}
-        first += [run.frame for run in session.held(AGAIN) if run.seed in again]
+        again = {run.seed: run.frame for run in session.runs if run.role == "again" and run.load == load}
+        first += [run.frame for run in session.held(load) if run.seed in again]
         second += again.values()
     if not second:
-        return {"load": f"{AGAIN:g}x", "n": 0, "errors": {}}
+        return {}
     one, two = pl.concat(first), pl.concat(second)
     return {
-        "load": f"{AGAIN:g}x",
         "n": one.height,
         "errors": errors(_values(one), _values(two)),
         "real": [_values(one), _values(two)],

@@ -19,21 +19,18 @@ MANIFEST = "fidelity.json"
 WORKLOAD = Workload(kind="mixed")
 LOADS = (0.5, 1.0, 2.0)
 
-#: The load that is played twice.
-AGAIN = 1.0
-
 SYSTEMS: dict[str, tuple[System, dict[str, Any]]] = {
     "no-op": (no_op(MIXED), {"policy": "fcfs", "admission": "admit_all"}),
     "headway": (headway(MIXED, WEIGHTS), {"policy": "headway", "admission": "response_time"}),
 }
 
 
-def plan(*, quick: bool, seed: int, seeds: int, twice: int) -> list[dict[str, Any]]:
+def plan(*, quick: bool, seed: int, seeds: int, twice: int, again: Sequence[float] = LOADS) -> list[dict[str, Any]]:
     """Return the runs against one server, in order.
 
     Runs that are fitted to lie between those that are held out, so that both see the same hour of the machine. Every
     load gets about as many requests: a P99 of a few hundred is one bad moment of the machine. The first `twice` runs at
-    `AGAIN` are played a second time at the end.
+    each load of `again` are played a second time at the end.
     """
 
     def run(role: str, load: float, number: int, duration_s: float) -> dict[str, Any]:
@@ -42,13 +39,14 @@ def plan(*, quick: bool, seed: int, seeds: int, twice: int) -> list[dict[str, An
     fit_s, held_s = 22.0, ({0.5: 30.0, 1.0: 25.0, 2.0: 20.0} if quick else {0.5: 120.0, 1.0: 60.0, 2.0: 30.0})
     # The first long queue touches memory that was never used before; steps are slower until then.
     runs = [] if quick else [run("warm", 2.0, seed - 1, 20.0)]
-    again = []
+    repeated = []
     for number in range(1 if quick else seeds):
         fit, held = seed + 10 * number, seed + 1 + number
         runs += [run("fit", 0.7, fit, fit_s), run("held", 0.5, held, held_s[0.5]), run("fit", 1.3, fit, fit_s)]
         runs += [run("held", load, held, held_s[load]) for load in LOADS[1:]]
-        again.append(run("again", AGAIN, held, held_s[AGAIN]))
-    return runs + again[:twice]
+        if number < twice:
+            repeated += [run("again", load, held, held_s[load]) for load in again]
+    return runs + repeated
 
 
 def measure(
@@ -61,6 +59,7 @@ def measure(
     seed: int,
     seeds: int,
     twice: int,
+    again: Sequence[float],
     say: Callable,
 ) -> None:
     """Play every run of the plan against each system; what is there from an earlier call is kept."""
@@ -77,7 +76,7 @@ def measure(
             if capacity is None:
                 capacity, _ = measure_capacity(arena, system, WORKLOAD, n=120)
             runs = []
-            for number, each in enumerate(plan(quick=quick, seed=seed, seeds=seeds, twice=twice)):
+            for number, each in enumerate(plan(quick=quick, seed=seed, seeds=seeds, twice=twice, again=again)):
                 label = f"{name}-{each['role']}-{each['load']:g}x-{each['seed']}"
                 say(label)
                 run = arena.run(

@@ -23,6 +23,8 @@ import numpy as np
 import polars as pl
 from scipy.optimize import minimize
 
+import _fidelity
+from _fidelity_runs import LOADS, measure
 from _report import RESULTS, arguments, finish, folder
 from headway.core import CostCoefficients
 from headway.trace import SCHEMA, ReadReport, Trace
@@ -136,7 +138,10 @@ def main() -> None:
     parser.add_argument(
         "--seeds", type=int, choices=range(1, 10), default=5, help="held-out runs of each load (--quick: 1)"
     )
-    parser.add_argument("--twice", type=int, default=5, help="how many of those at 1x are played a second time")
+    parser.add_argument("--twice", type=int, default=5, help="how many runs of a load are played a second time")
+    parser.add_argument(
+        "--again", type=float, nargs="*", choices=LOADS, default=LOADS, help="loads at which they are (default: all)"
+    )
     parser.add_argument("--systems", default="", help="of no-op, headway (default: both; with --quick: headway)")
     parser.add_argument(
         "--capacity", type=float, default=None, help="requests/s (default: measured; --quick: recorded)"
@@ -146,9 +151,6 @@ def main() -> None:
     gpu = rtx4090(options.traces, evaluations=60 if options.quick else 160)
     here = None
     if not options.skip_engine:
-        import _fidelity
-        import _fidelity_runs
-
         if not options.judge:
             systems = (
                 options.systems.split(",")
@@ -157,7 +159,7 @@ def main() -> None:
                 if options.quick
                 else ["no-op", "headway"]
             )
-            _fidelity_runs.measure(
+            measure(
                 out,
                 model=options.model,
                 quick=options.quick,
@@ -166,6 +168,7 @@ def main() -> None:
                 seed=options.seed,
                 seeds=options.seeds,
                 twice=options.twice,
+                again=options.again,
                 say=say,
             )
         here = _fidelity.judge(options.judge or [out], say)
@@ -185,9 +188,11 @@ def main() -> None:
         result |= {"verdicts": verdicts, "same_verdicts_share": round(agreed / verdicts, 4)}
         given = [each["errors"] for each in decisions]
         result |= {"given_steps_p50_error": worst(p50, given), "given_steps_p99_error": worst(p99, given)}
-        for name in here["again"]:
-            own = [each["errors"] for key, each in here["loads"].items() if key.startswith(f"{name} ")]
-            twice = [here["again"][name]["errors"]]
+        for name in here["speed"]:
+            own, twice = (
+                [each["errors"] for key, each in here[part].items() if key.startswith(f"{name} ")]
+                for part in ("loads", "again")
+            )
             result[name] = {
                 "worst_p50_error": worst(p50, own),
                 "worst_p99_error": worst(p99, own),
