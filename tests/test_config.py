@@ -71,6 +71,7 @@ def test_a_class_may_be_written_in_every_way_of_toml(tmp_path: Path, text: str) 
         ("eps = 2", ":1: eps = 2: expected less than 1"),
         ("\n\npatience_s = 0", ":3: patience_s = 0: expected greater than 0"),
         ("front_ms = -1", ":1: front_ms = -1: expected greater than or equal to 0"),
+        ("front_ms = 9\n[class.default]\nttft_ms = 9", ":3: class.default.ttft_ms = 9.0: expected more than front_ms"),
         ("blocking_ms = inf", ":1: blocking_ms = inf: expected "),
         ("[class.default]\nttft_ms = nan", ":2: class.default.ttft_ms = nan: expected "),
         ("[class.default]\nttft_ms = 86400001", ":2: class.default.ttft_ms = 86400001: expected less than or equal to"),

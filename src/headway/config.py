@@ -146,6 +146,11 @@ def _check_classes(config: Config, path: Path, text: str) -> None:
             )
         if not _CLASS_NAME.fullmatch(name):
             raise InputError.at(path, _line(text, keys), "class", name, "1 to 64 printable ASCII characters as a name")
+    for name, each in config.class_.items():
+        if each.ttft_ms is not None and config.front_ms is not None and each.ttft_ms <= config.front_ms:
+            line = _line(text, ["class", name, "ttft_ms"])
+            expected = f"more than front_ms = {config.front_ms:g}, which goes by outside the engine"
+            raise InputError.at(path, line, f"class.{name}.ttft_ms", each.ttft_ms, expected)
     if config.default_class in config.class_:
         return
     if config.class_ or "default_class" in config.model_fields_set:

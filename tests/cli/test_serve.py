@@ -163,12 +163,15 @@ def test_signals_are_passed_on_and_the_handlers_put_back(
 
 
 def test_whoever_stops_it_reads_how_long_streams_have(capfd: pytest.CaptureFixture[str]) -> None:
-    """Said once, at the first signal; not where nothing is waited for."""
+    """Said once, at the first signal; not where nothing is waited for, or nothing is served yet."""
     server = _Scripted(during=lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
     server.command = SimpleNamespace(drain_s=30.0)
     serve.run(server)  # type: ignore[arg-type]
     assert capfd.readouterr().out.count("headway: stopping; streams have 30 s to end (Ctrl-C twice: at once)") == 1
     serve.run(_Scripted(during=lambda: os.kill(os.getpid(), signal.SIGINT)))  # type: ignore[arg-type]
+    starting = _Scripted(error=EngineError("ended"), during=lambda: os.kill(os.getpid(), signal.SIGINT))
+    starting.command = SimpleNamespace(drain_s=30.0)
+    serve.run(starting)  # type: ignore[arg-type]
     assert "stopping" not in capfd.readouterr().out
 
 

@@ -49,12 +49,12 @@ def test_a_step_by_hand() -> None:
     seed=st.integers(0, 1000),
 )
 def test_exact_steps_give_the_coefficients_back(g: float, a: float, b: float, k: float, x: float, seed: int) -> None:
-    """Without noise the fit predicts unseen steps."""
+    """Without noise the fit predicts unseen steps within 5 %, also those a thousand times shorter than others."""
     true = CostCoefficients(g=g, a=a, b=b, k=k, x=x)
     cost = StepCost()
     for step in steps(true, 400, seed=seed):
         cost.observe(step)
-    assert worst(cost, true) < 0.02
+    assert worst(cost, true) < 0.05
 
 
 @pytest.mark.parametrize("true", [GPU, CPU])

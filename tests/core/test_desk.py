@@ -131,29 +131,53 @@ def test_a_group_has_one_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "others", "told"),
+    ("reason", "bound", "others", "told"),
     [
-        (Reason.TBT, False, Reason.NEVER_FITS),
-        (Reason.KV, False, Reason.NEVER_FITS),
-        (Reason.TTFT, False, Reason.TTFT),
-        (Reason.TBT, True, Reason.TBT),
+        (Reason.TBT, None, False, Reason.NEVER_FITS),
+        (Reason.KV, None, False, Reason.NEVER_FITS),
+        (Reason.TBT, None, True, Reason.TBT),
+        # Asked at 0.3, due at 1: what takes 0.9 s is late now, and in time when it comes anew.
+        (Reason.TTFT, None, False, Reason.TTFT),
+        (Reason.TTFT, 1.2, False, Reason.TTFT),
+        (Reason.TTFT, 1.4, False, Reason.NEVER_FITS),
+        (Reason.TTFT, 1.4, True, Reason.TTFT),
+        (Reason.TTFT, 1.25, None, Reason.NEVER_FITS),  # a third, of 0.1 s, comes behind it
+        (Reason.TENANT_SHARE, 1.4, False, Reason.TENANT_SHARE),
     ],
 )
-def test_a_group_that_is_in_its_own_way(reason: Reason, others: bool, told: Reason) -> None:
+def test_a_group_that_is_in_its_own_way(reason: Reason, bound: float | None, others: bool | None, told: Reason) -> None:
     """Too many sequences for an engine that has nothing else are too many at any time: a retry cannot cure it."""
-    ledger, (first, second) = arrived("reject", "reject")
+    size = 3 if others is None else 2
+    ledger, (first, second, *more) = arrived(*["reject"] * size)
     if others:
         other = request(7)
         ledger.arrive(other)
         ledger.accept(other, 1.0)
     desk = Desk()
-    for one in (first, second):
-        desk.join(one.id, group="g", size=2, now_s=0.0)
-    full = Reject(reason=reason, retry_after_s=1.0)
-    (answer,) = desk.ask(view(ledger), Script(lambda v, r: full if r is second else Accept()))
+    for one in (first, second, *more):
+        desk.join(one.id, group="g", size=size, now_s=0.0)
+    full = Reject(reason=reason, bound_s=bound, retry_after_s=1.0)
+    (answer,) = desk.ask(view(ledger, now=0.3), Script(lambda v, r: full if r is second else Accept()))
     assert isinstance(answer.verdict, Reject)
     assert answer.verdict.reason is told
     assert (answer.verdict.retry_after_s is None) == (told is Reason.NEVER_FITS)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("size", "served"), [(4, True), (30, False)])
+def test_sequences_whose_prompts_take_longer_than_their_target(strict: bool, size: int, served: bool) -> None:
+    """0.1 s of prefill each, due in 1 s: four can be promised, thirty are late on any day, and wait for none."""
+    ledger, desk = Ledger(), Desk()
+    for seq in range(size):
+        one = request(seq)
+        one.slo = Slo(name="default", ttft_s=1.0, on_miss="defer")
+        ledger.arrive(one)
+        desk.join(one.id, group="g", size=size, now_s=0.0)
+    (answer,) = desk.ask(view(ledger), ResponseTime(strict=strict, foresight=0.0))
+    assert isinstance(answer.verdict, Accept) == served
+    if isinstance(answer.verdict, Reject):
+        assert (answer.verdict.reason, answer.verdict.retry_after_s) == (Reason.NEVER_FITS, None)
+        assert not ledger.requests
 
 
 def test_members_that_never_come_are_forgotten() -> None:

@@ -156,6 +156,8 @@ def test_model_as_an_option_is_taken() -> None:
         ({"extra": ["--uds", "/tmp/s"]}, "--uds"),
         ({"extra": ["--model", "b"], "model": "a"}, "--model"),
         ({"extra": ["--config", "vllm.yaml"]}, "--config"),
+        ({"extra": ["--scheduling-policy", "priority"]}, "--scheduling-policy priority: expected fcfs"),
+        ({"extra": ["--scheduling_pol=priority"]}, "--scheduling-pol priority: expected fcfs"),
         ({"stock": True, "policy": "edf"}, "--policy edf"),
         ({"stock": True, "admission": "admit_all"}, "--admission admit_all"),
         ({"stock": True, "config": Path("h.toml")}, "--config h.toml"),
@@ -170,6 +172,8 @@ def test_contradictions_are_refused(options: dict[str, Any], names: str) -> None
 def test_own_scheduler_and_middleware_are_fine_where_they_fit() -> None:
     """Stock mode sets no scheduler; vLLM takes any number of middlewares."""
     assert command(stock=True, extra=["--scheduler-cls", "x.Y"]).argv[-1] == "x.Y"
+    assert command(stock=True, extra=["--scheduling-policy", "priority"]).argv[-1] == "priority"
+    assert command(extra=["--scheduling-policy=fcfs"]).argv[-1] == "--scheduling-policy=fcfs"
     assert command(extra=["--middleware", "x.Y"]).argv.count("--middleware") == 2
 
 

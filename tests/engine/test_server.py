@@ -107,6 +107,23 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path, assert_ends: Callable[
         assert_ends(pid)
 
 
+def test_one_that_is_stopped_while_it_starts_ends_soon_and_silently(capfd: pytest.CaptureFixture[str]) -> None:
+    """vLLM would first finish starting, then print tracebacks; its grace is longer than this test may take."""
+    script = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('Traceback of a start', flush=True))\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(600)"
+    )
+    server = Server(scripted(script), grace_s=600)
+    server.start()
+    wait_for(lambda: "up" in server.output_tail())
+    server.send_signal(signal.SIGTERM)
+    assert server.wait() == 128 + signal.SIGKILL
+    assert "Traceback" in server.output_tail()
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_early_death_is_explained(tmp_path: Path) -> None:
     """A server that dies before it is ready raises what its output says."""
     script = "import sys; sys.exit('api_server.py: error: unrecognized arguments: --polcy')"

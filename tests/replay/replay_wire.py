@@ -70,6 +70,7 @@ class Server:
     """Address and memory of a scripted server."""
 
     url: str = ""
+    listener: asyncio.Server | None = None
     requests: list[Request] = field(default_factory=list)
 
     @property
@@ -129,6 +130,7 @@ async def serve(
             writer.close()
 
     listener = await asyncio.start_server(connection, "127.0.0.1", 0, limit=1 << 24)
+    server.listener = listener
     server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     try:
         yield server

@@ -281,6 +281,36 @@ async def test_closed_loop_waits_for_the_previous_turn(tmp_path):
     assert result.meta["load"]["loop"] == "closed"
 
 
+async def test_closed_loop_without_a_second_turn_is_an_error(tmp_path):
+    """It would change nothing."""
+    rows = [{"session_id": "a", "turn": 0}, {"session_id": "b", "turn": 0}, {}]
+    with pytest.raises(InputError, match="--closed-loop: invented has no second turn"):
+        await run(make_trace([{"arrival_s": 0.0, **row} for row in rows]), good, tmp_path, closed_loop=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_server_that_goes_away_makes_the_run_invalid(tmp_path, leaves):
+    """The first is served; then nobody listens any more. One that fails and stays is a result."""
+
+    async def scripted(request, writer):
+        if index_of(request) == 0:
+            writer.write(GOOD)
+        elif leaves:
+            listener.close()
+            writer.close()
+        else:
+            writer.write(plain(500, {}))
+
+    trace = make_trace([{"arrival_s": 0.0}, {"arrival_s": 0.1}])
+    async with serve(scripted) as server:
+        listener = server.listener
+        result = await replay_async(trace, url=server.url, targets={}, run_dir=tmp_path / "run", prompts="tokens")
+    assert result.frame["status"].to_list() == ["ok", "failed"]
+    reasons = [each for each in result.meta["invalid_reasons"] if "server" in each]
+    assert reasons == (["the server was gone at the end (failed requests: 1)"] if leaves else [])
+
+
 async def test_cancelling_keeps_what_finished(tmp_path):
     """A cancelled replay writes its rows, marks the run, and lets the cancellation through."""
     answered = asyncio.Event()

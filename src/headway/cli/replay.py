@@ -74,7 +74,7 @@ def command(
     self_test: bool = typer.Option(False, "--self-test", help="Measure this client against a scripted server."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
-    """Replay a trace; exit 2: bad input, 3: no server, 4: invalid (client too slow, or all failed), 130: Ctrl-C."""
+    """Replay a trace; exit 2: bad input, 3: no server, 4: invalid (client slow, all failed, server gone), 130: ^C."""
     from headway.errors import InputError
 
     if self_test:

@@ -82,9 +82,10 @@ def run(server: Server, *, calibrate: bool = False) -> int:
     with a failure.
     """
     asked: list[int] = []
+    ready = False
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        if not asked and server.command.drain_s:
+        if not asked and ready and server.command.drain_s:
             # Not through a stream: a signal may come in the middle of another line.
             text = f"headway: stopping; streams have {server.command.drain_s:g} s to end (Ctrl-C twice: at once)\n"
             os.write(1, text.encode())
@@ -101,6 +102,7 @@ def run(server: Server, *, calibrate: bool = False) -> int:
             if asked:
                 return 128 + asked[0]
             raise
+        ready = True
         if calibrate:
             from headway.engine.vllm import calibrate as calibration
 

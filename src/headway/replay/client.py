@@ -129,11 +129,17 @@ class _Replay:
         self.classes: list[str | None] = frame["slo_class"].to_list()
         self.sessions: list[str | None] = frame["session_id"].to_list()
         self.schedule = Schedule(frame, closed_loop=options.closed_loop)
+        if options.closed_loop and not self.schedule.waiting_turns:
+            raise InputError(
+                f"--closed-loop: {trace.source} has no second turn of a session among the requests chosen: expected "
+                "session_id and turn in the trace, or no --closed-loop"
+            )
         self.ledger = Ledger(len(trace), trace.span_s)
         self.calls: dict[Call, Connection | asyncio.Task] = {}  # open ones, and what carries them
         self.capped: deque[Call] = deque()  # due, held back by the client's own cap
         self.cutting: str | None = None  # why open requests are being cut off
         self.interrupted = False
+        self.gone = False  # the server, at the end
         self.zero = 0.0  # `time.perf_counter()` at the scheduled time 0
         self._grace: asyncio.TimerHandle | None = None
         self._ticker: asyncio.TimerHandle | None = None
@@ -176,6 +182,8 @@ class _Replay:
             self._arm()
             if not self.interrupted:
                 await asyncio.shield(self.done)
+            if self.ledger.counts["failed"] and not self.interrupted:
+                self.gone = not await server.reachable(url)
             if before is not None and not self.interrupted:
                 lag.stop()
                 after = await server.metrics(url, model=told.model, api_key=self.options.api_key)
@@ -192,7 +200,7 @@ class _Replay:
             self.pool.close()
             self.loop.set_exception_handler(None)
             limit = honesty.lateness_limit_s(self.targets.values())
-            meta |= self.ledger.facts(lag=lag.samples, used=self.used.since(used), limit_s=limit)
+            meta |= self.ledger.facts(lag=lag.samples, used=self.used.since(used), limit_s=limit, gone=self.gone)
             meta |= {
                 "state": "interrupted" if self.interrupted else "finished",
                 "wall_s": round(max(0.0, self.ended - self.zero), 3),

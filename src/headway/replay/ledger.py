@@ -83,11 +83,16 @@ class Ledger:
             **{status: counts[status] for status in STATUSES},
         )
 
-    def facts(self, *, lag: list[float], used: honesty.CpuUse, limit_s: float) -> dict:
-        """Return what goes into `run.json` at the end: honesty of the client and whether the run is valid."""
+    def facts(self, *, lag: list[float], used: honesty.CpuUse, limit_s: float, gone: bool) -> dict:
+        """Return what goes into `run.json` at the end: honesty of the client and whether the run is valid.
+
+        `gone`: nobody listened at the server's address any more when the run was over.
+        """
         lateness, loop_lag = honesty.spread(self._lateness), honesty.spread(lag)
         reasons = honesty.verdict(lateness=lateness, loop_lag=loop_lag, limit_s=limit_s)
         reasons += honesty.nothing_served(self.counts, self.tokens)
+        if gone:
+            reasons.append(f"the server was gone at the end (failed requests: {self.counts['failed']})")
         deltas = self._prompt_deltas
         return {
             "valid": not reasons,

@@ -175,6 +175,18 @@ async def metrics(url: str, *, model: str, api_key: str | None = None) -> Snapsh
     return found if found.histograms else None
 
 
+async def reachable(url: str) -> bool:
+    """Return whether anybody still answers at `url`, whatever the answer; one that is only slow does."""
+    try:
+        async with asyncio.timeout(_METRICS_S):
+            await ask("GET", url + "/version", {})
+    except TimeoutError:
+        return True
+    except EngineError:
+        return False
+    return True
+
+
 async def _get(url: str, headers: dict[str, str]) -> object:
     reply = await ask("GET", url, headers)
     if reply.status != 200:

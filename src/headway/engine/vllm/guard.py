@@ -7,7 +7,8 @@ the standard library alone, so that it starts in milliseconds:
     python guard.py OWNER_PID GRACE_S COMMAND...
 
 The owner must be the direct parent: a parent of another id means that the owner is gone. SIGTERM, SIGINT and
-SIGHUP stop the tree as well, a second SIGINT at once. It leaves with the command's exit code (128 + n after signal n).
+SIGHUP stop the tree as well, a second SIGINT at once, SIGUSR1 soon: nothing is served yet that could end in order. It
+leaves with the command's exit code (128 + n after signal n).
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.1
 
+#: What vLLM gets to clean up when it is stopped while it starts; it would first finish starting.
+SOON_S = 2.0
+
 
 def main(argv: list[str]) -> int:
     """Run the command `argv[2:]` until it ends or must be stopped; return its exit code."""
@@ -36,7 +40,7 @@ def main(argv: list[str]) -> int:
     def ask(number: int, _frame: FrameType | None) -> None:
         asked.append(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, ask)
     child = subprocess.Popen(
         command,
@@ -57,13 +61,14 @@ def main(argv: list[str]) -> int:
 def stop(child: subprocess.Popen[bytes], asked: list[int], grace_s: float) -> None:
     """Forward the first signal and wait up to `grace_s` seconds for the command to end by itself.
 
-    A second Ctrl-C does not wait.
+    After SIGUSR1 it has `SOON_S` at most; a second Ctrl-C does not wait.
     """
     if child.poll() is None:
-        child.send_signal(asked[0])
-    until = time.monotonic() + grace_s
+        child.send_signal(signal.SIGTERM if asked[0] == signal.SIGUSR1 else asked[0])
+    began = time.monotonic()
     while child.poll() is None:
-        if time.monotonic() >= until or asked.count(signal.SIGINT) > 1:
+        waits_s = min(grace_s, SOON_S) if signal.SIGUSR1 in asked else grace_s
+        if time.monotonic() >= began + waits_s or asked.count(signal.SIGINT) > 1:
             child.kill()
             child.wait()
             return

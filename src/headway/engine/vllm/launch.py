@@ -80,7 +80,7 @@ def command(
     exist or the embedded model cannot be prepared.
     """
     given = option_names(extra)
-    _refuse_contradictions(given, model=model, stock=stock, config=config, policy=policy, admission=admission)
+    _refuse_contradictions(extra, model=model, stock=stock, config=config, policy=policy, admission=admission)
     env = dict(os.environ if environ is None else environ)
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
     defaults: list[list[str]] = []
@@ -150,7 +150,7 @@ def command(
 
 
 def _refuse_contradictions(
-    given: set[str],
+    extra: Sequence[str],
     *,
     model: str | Path | None,
     stock: bool,
@@ -158,16 +158,20 @@ def _refuse_contradictions(
     policy: str | None,
     admission: str | None,
 ) -> None:
+    given = option_names(extra)
     if stock:
         ours = {"--config": config, "--policy": policy, "--admission": admission}
         for option, value in ours.items():
             if value is not None:
                 raise InputError(f"{option} {value} has no effect with --stock, which leaves Headway out")
     for option, instead in _OURS.items():
-        # vLLM takes unambiguous abbreviations too ("--scheduler-c").
-        written = [name for name in given if len(name) > 4 and option.startswith(name)]
+        written = _written(given, option)
         if written and not (stock and option == "--scheduler-cls"):
-            raise InputError(f"{written[0]} contradicts Headway, which sets it: {instead}")
+            raise InputError(f"{written} contradicts Headway, which sets it: {instead}")
+    if not stock and (name := _written(given, "--scheduling-policy")):
+        value = _value(extra, name)
+        if value not in (None, "fcfs"):  # what is missing vLLM tells
+            raise InputError(f"{name} {value}: expected fcfs, because Headway's policy orders the queue")
     if "--config" in given and model is None and "--model" not in given:
         raise InputError("a vLLM --config file does not choose the model here: name it before the options")
     if model is not None and "--model" in given:
@@ -205,6 +209,11 @@ def option_names(args: Sequence[str]) -> set[str]:
             name = re.split(r"[=.]", arg, maxsplit=1)[0].replace("_", "-")
             names.add(_ALIASES.get(name, name))
     return names
+
+
+def _written(given: set[str], option: str) -> str | None:
+    """Return how `option` is spelled in `given`, None when it isn't there; vLLM takes abbreviations (--scheduler-c)."""
+    return next((name for name in sorted(given) if len(name) > 4 and option.startswith(name)), None)
 
 
 def _value(args: Sequence[str], option: str) -> str | None:

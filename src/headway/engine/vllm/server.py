@@ -50,6 +50,8 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._pump: threading.Thread | None = None
+        self._ready = False
+        self._given_up = False
 
     def start(self) -> None:
         """Start the processes and return at once.
@@ -99,6 +101,7 @@ class Server:
             if progress is not None:
                 progress(elapsed_s, self.output_tail(1))
             time.sleep(0.25)
+        self._ready = True
         return time.monotonic() - began
 
     def poll(self) -> int | None:
@@ -115,9 +118,16 @@ class Server:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Pass a signal on; SIGTERM, SIGINT and SIGHUP end the server in order."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+        """Pass a signal on; SIGTERM, SIGINT and SIGHUP end the server in order.
+
+        One that is still starting ends soon and silently: it has nothing to end in order, only tracebacks.
+        """
+        if self._process is None or self._process.poll() is not None:
+            return
+        if not self._ready and number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._given_up = True
+            self._process.send_signal(signal.SIGUSR1)
+        self._process.send_signal(number)
 
     def stop(self) -> int | None:
         """End all processes (SIGTERM, then SIGKILL); return the exit code, None when it was never started."""
@@ -186,5 +196,7 @@ class Server:
             for raw in stream:
                 line = raw.decode(errors="replace")
                 self._tail.append(line.rstrip("\n"))
+                if self._given_up:
+                    continue
                 sys.stderr.write(line)
                 sys.stderr.flush()
