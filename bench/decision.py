@@ -55,7 +55,8 @@ class Engine:
         blocks = served * MEAN_RESERVED // 4
         self.kv = KvView(block_size=16, total_blocks=blocks, free_blocks=blocks)
         for _ in range(self.demand.limit):
-            self.demand.add(self.now, work_s=GPU.work_s(self.rng.randint(50, 3000), 0))
+            work = GPU.work_s(self.rng.randint(50, 3000), 0)
+            self.demand.add(self.now, work_s=work, ttft_s=self.rng.choices(*TARGETS)[0])
         while len(self.ledger.decoding) < running:
             request = self.arrive()
             self.ledger.accept(request, self.now)
@@ -139,7 +140,8 @@ def measure(running: int, waiting: int, steps: int, seed: int, *, strict: bool =
     gc.disable()
     for step in range(WARM_UP + steps):
         candidate = engine.arrive()
-        engine.demand.add(engine.now, work_s=GPU.work_s(candidate.prompt_tokens, 0))
+        work = GPU.work_s(candidate.prompt_tokens, 0)
+        engine.demand.add(engine.now, work_s=work, ttft_s=candidate.slo.ttft_s)
         cpu = time.thread_time_ns()
         started = time.perf_counter_ns()
         view = engine.view()

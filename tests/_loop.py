@@ -136,7 +136,12 @@ class Loop:
                     max_output_tokens=arrival.output,
                     priority=arrival.priority,
                 )
-                demand.add(now, work_s=cost.mean.work_s(arrival.prompt, 0), weight=arrival.slo.weight)
+                demand.add(
+                    now,
+                    work_s=cost.mean.work_s(arrival.prompt, 0),
+                    weight=arrival.slo.weight,
+                    ttft_s=arrival.slo.ttft_s,
+                )
                 ledger.arrive(request)
                 self.outcomes.append(Outcome(arrival=arrival, due_s=request.due_s))
                 coming += 1

@@ -179,6 +179,21 @@ def test_a_pace_that_no_step_keeps_never_fits(strict: bool) -> None:
     )
 
 
+def test_an_idle_engine_gets_no_emptier_by_waiting() -> None:
+    """A strict promise cannot be given alone: no time to come back is told, as there is behind another request."""
+    walk, told = create_admission("response_time", **STRICT_TEST), []
+    for busy in (False, True):
+        ledger = Ledger()
+        if busy:
+            pending(ledger, request(0, ttft=1.0, prompt=100))
+        verdict = walk.decide(view(ledger, COST), request(1, ttft=0.4, tpot=0.05, prompt=3000))
+        assert isinstance(verdict, Reject)
+        assert verdict.reason is Reason.TTFT
+        told.append(verdict.retry_after_s)
+    assert told[0] is None
+    assert told[1] is not None
+
+
 def test_what_fills_the_whole_pool_never_fits() -> None:
     """A strict promise keeps a block in reserve, so nothing that ends would ever make room for this one."""
     walk = create_admission("response_time", **STRICT_TEST)

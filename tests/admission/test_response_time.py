@@ -219,11 +219,11 @@ def test_the_walk_accepts_everything_that_the_closed_form_accepts(
 
 
 def demand(works: list[float], every: float = 0.1) -> DemandWindow:
-    """Return a window in which one request of each work came every so many seconds for 20 s."""
+    """Return a window: for 20 s a request of each work, due later than any here, came every so many seconds."""
     window = DemandWindow()
     for number in range(int(20 / every)):
         for work in works:
-            window.add(number * every, work_s=work)
+            window.add(number * every, work_s=work, ttft_s=1e3)
     return window
 
 

@@ -174,6 +174,7 @@ def test_own_scheduler_and_middleware_are_fine_where_they_fit() -> None:
     assert command(stock=True, extra=["--scheduler-cls", "x.Y"]).argv[-1] == "x.Y"
     assert command(stock=True, extra=["--scheduling-policy", "priority"]).argv[-1] == "priority"
     assert command(extra=["--scheduling-policy=fcfs"]).argv[-1] == "--scheduling-policy=fcfs"
+    assert command(policy="fcfs", extra=["--scheduling-policy", "priority"]).argv[-1] == "priority"
     assert command(extra=["--middleware", "x.Y"]).argv.count("--middleware") == 2
 
 

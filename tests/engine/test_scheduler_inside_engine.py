@@ -99,15 +99,17 @@ class Bench:
         self.tokens: dict[str, int] = {}
         self._fresh = 1000
 
-    def add(self, name: str, *, prompt: int | list[int], output: int = 3, tag: bool = True, **fields: Any) -> Any:
-        """Queue a request; an int is that many tokens that no cache has seen."""
+    def add(
+        self, name: str, *, prompt: int | list[int], output: int = 3, tag: bool = True, of: int = 1, **fields: Any
+    ) -> Any:
+        """Queue a request, or one of the `of` sequences of a group; an int is so many tokens that no cache has seen."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
         if isinstance(prompt, int):
             self._fresh += 5000
             prompt = list(range(self._fresh, self._fresh + prompt))
-        extra = {XARG: encode_tag(RequestTag(group=name))} if tag else None
+        extra = {XARG: encode_tag(RequestTag(group=name if of == 1 else "group", size=of))} if tag else None
         params = SamplingParams(max_tokens=output, ignore_eos=True, extra_args=extra, **fields)
         request = Request(name, prompt, params, None, block_hasher=self._hasher)
         self.scheduler.add_request(request)
@@ -290,6 +292,29 @@ def test_a_prefix_hit_larger_than_expected_is_used(bench: Callable[..., Bench]) 
     assert b.step() == {"b": 16}
     b.run()
     assert b.tokens == {"a": 1, "b": 1}
+
+
+def test_sequences_of_one_request_count_their_prompt_once(bench: Callable[..., Bench]) -> None:
+    """n = 3: twelve full blocks are the first one's, so 8 of 200 tokens are left of each other, in one step too."""
+    b = bench()
+    prompt = list(range(5000, 5200))
+    for name in "abc":
+        b.add(name, prompt=prompt, output=1, of=3)
+    other = [*prompt[:100], *range(9000, 9100)]
+    for name, tokens in (("d", prompt), ("e", other)):
+        b.add(name, prompt=tokens, output=1)  # on their own: what they will find is not known yet
+    requests = b.scheduler._driver.ledger.requests
+    assert [requests[name].computed_tokens for name in "abcde"] == [0, 192, 192, 0, 0]
+    assert [requests[name].follows for name in "abcde"] == [None, requests["a"], requests["a"], None, None]
+    assert b.step() == {"a": 200, "b": 8, "c": 8, "d": 8, "e": 104}
+    b.run()
+    assert b.tokens == dict.fromkeys("abcde", 1)
+    # Now the cache has them, and nobody is followed.
+    for name in "fg":
+        b.add(name, prompt=prompt, output=1, of=2)
+    assert [requests[name].computed_tokens for name in "fg"] == [192, 192]
+    assert [requests[name].follows for name in "fg"] == [None, None]
+    b.run()
 
 
 def test_a_prefix_hit_smaller_than_expected_is_corrected(bench: Callable[..., Bench]) -> None:

@@ -42,6 +42,31 @@ def test_banked_slack_is_lent_to_a_larger_chunk() -> None:
         assert dict(create("headway").plan(view(ledger)).chunks) == {"r1": tokens}
 
 
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_sequence_does_not_overtake_the_one_that_computes_its_prefix(follows: bool) -> None:
+    """400 tokens, then 20 of 420 left: short work may go first, but not where it would find nothing in the cache."""
+    ledger = Ledger()
+    first = request(0, prompt=400, ttft=9.0)
+    second = request(1, prompt=420, ttft=9.0, cached_tokens=400, follows=first if follows else None)
+    pending(ledger, first, second)
+    policy = create("headway")
+    plan = policy.plan(view(ledger))
+    assert dict(plan.chunks) == ({"r0": 240} if follows else {"r1": 20, "r0": 220})
+    for name, tokens in plan.chunks.items():
+        ledger.schedule(name, tokens)
+    if follows:  # the rest of the first, and behind it in the same step the second
+        assert dict(policy.plan(view(ledger)).chunks) == {"r0": 160, "r1": 20}
+
+
+def test_a_sequence_is_lost_with_the_one_that_computes_its_prefix() -> None:
+    """400 ms of work are due in 300: the second, alone 20 ms, cannot come first, so a third goes before both."""
+    ledger = Ledger()
+    first = request(0, prompt=400, ttft=0.3)
+    second = request(1, prompt=420, ttft=0.3, cached_tokens=400, follows=first)
+    pending(ledger, first, second, request(2, prompt=100, ttft=1.0))
+    assert list(create("headway").plan(view(ledger)).chunks) == ["r2", "r0"]
+
+
 def test_with_nothing_decoding_the_blocking_allowance_limits_a_step() -> None:
     """The next arrival waits for at most 250 ms: 240 tokens of 1 ms beside the fixed 10."""
     ledger = Ledger()

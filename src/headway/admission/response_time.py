@@ -179,8 +179,11 @@ class ResponseTime:
                 reason=Reason.TTFT,
                 detail="it would break a promise already made to another request" if late <= 0 else None,
                 bound_s=bound if math.isfinite(bound) else None,
-                # A step more, because it may arrive just after one has begun, and what expected courses are off by.
-                retry_after_s=first_token_wait_s(
+                # A step more, because it may arrive just after one has begun, and what expected courses are off by. An
+                # idle engine gets no emptier by waiting.
+                retry_after_s=None
+                if not served
+                else first_token_wait_s(
                     (1.0 + RETRY_DOUBT) * finish + (min(pace, view.blocking_s) - RETRY_DOUBT * view.now_s),
                     dues[at:],
                     request.due_s,

@@ -36,21 +36,23 @@ class DemandWindow:
         self._works = array("d")
         self._ttfts = array("d")
 
-    def add(self, now_s: float, *, work_s: float, weight: float = 1.0, ttft_s: float | None = None) -> None:
+    def add(self, now_s: float, *, work_s: float, ttft_s: float | None, weight: float = 1.0) -> None:
         """Record an arrival of `work_s` seconds of prefill and forget what has left the window.
 
-        `ttft_s` is its target, None when it has none (then it never goes before anybody).
+        `ttft_s` is its target. What has none (None) is served behind all that has one: nobody has to go for it, so it
+        is no demand.
         """
         if self.start_s is None:
             self.start_s = now_s
+        if ttft_s is None:
+            return
         work_s = max(work_s, 1e-6)
         density = weight / work_s
         at = bisect.bisect_right(self._densities, density)
         self._densities.insert(at, density)
         self._works.insert(at, work_s)
-        ttft = math.inf if ttft_s is None else ttft_s
-        self._ttfts.insert(at, ttft)
-        self._arrivals.append((now_s, density, work_s, ttft))
+        self._ttfts.insert(at, ttft_s)
+        self._arrivals.append((now_s, density, work_s, ttft_s))
         while self._arrivals and (self._arrivals[0][0] < now_s - self.window_s or len(self._arrivals) > self.limit):
             _, old, old_work, old_ttft = self._arrivals.popleft()
             at = bisect.bisect_left(self._densities, old)

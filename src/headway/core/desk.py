@@ -187,7 +187,7 @@ class Desk:
                 bounds.append(verdict.bound_s)
                 continue
             alone = len(ledger.pending) + len(ledger.decoding) == len(bounds)
-            if bounds and alone and self._too_many(view, states[len(bounds) :], verdict):
+            if bounds and alone and self._too_many(view, admission, states[len(bounds) :], verdict):
                 # Only its own sequences are in its way, and they come with it every time.
                 verdict = Reject(reason=Reason.NEVER_FITS, detail=_TOGETHER.format(len(states)))
             for accepted in states[: len(bounds)]:
@@ -207,17 +207,18 @@ class Desk:
         # A bound that holds for some of a group would say nothing.
         return Answer(states, Accept(bound_s=max(known) if len(known) == len(bounds) else None))
 
-    def _too_many(self, view: EngineView, left: Sequence[RequestState], verdict: Verdict) -> bool:
+    def _too_many(self, view: EngineView, admission: Admission, left: Sequence[RequestState], verdict: Verdict) -> bool:
         """Whether a group is refused whenever it comes: `left[0]` of it is refused, and nobody else is there."""
+        if view.cost.drifting:
+            return False
+        if _reason(verdict) is Reason.TTFT and self.bookings is not None and self.bookings.open:
+            verdict = admission.decide(view, left[0])  # places kept for others are not its own
         reject = verdict.otherwise if isinstance(verdict, Defer) else verdict
-        if not isinstance(reject, Reject) or view.cost.drifting:
+        if isinstance(reject, Accept) or reject.reason in _SIZE:
+            return isinstance(reject, Reject)
+        if reject.reason is not Reason.TTFT or reject.bound_s is None:
             return False
-        if reject.reason in _SIZE:
-            return True
-        # Time that went by since it came, and places kept for others, are not its own.
-        kept = self.bookings is not None and self.bookings.open
-        if reject.reason is not Reason.TTFT or reject.bound_s is None or kept:
-            return False
+        # Neither is the time that went by since it came.
         cost, takes = view.cost.mean, reject.bound_s - view.now_s - view.residual_s
         rest = sum(cost.work_s(each.remaining_tokens, each.computed_tokens) for each in left[1:])
         return takes + rest > left[0].due_s - left[0].arrival_s

@@ -33,6 +33,7 @@ class RequestState:
         "due_s",
         "fingerprint",
         "first_token_s",
+        "follows",
         "id",
         "last_token_s",
         "max_output_tokens",
@@ -61,6 +62,7 @@ class RequestState:
         max_output_tokens: int,
         priority: int = 0,
         cached_tokens: int = 0,
+        follows: RequestState | None = None,
         front_s: float = 0.0,
         patience_s: float = 60.0,
         refusable: bool = True,
@@ -75,6 +77,7 @@ class RequestState:
         self.max_output_tokens = max_output_tokens
         self.priority = priority  # vLLM's meaning: smaller is served sooner
         self.computed_tokens = min(cached_tokens, prompt_tokens - 1)
+        self.follows = follows  # who computes the part of the prompt that counts as computed; None: it is in the cache
         self.target_tokens = prompt_tokens  # tokens to have computed before the next output token
         self.output_tokens = 0
         self.first_token_s: float | None = None

@@ -82,10 +82,13 @@ class Driver:
         tag: RequestTag | None = None,
         arrival_unix_s: float | None = None,
         cached_tokens: int = 0,
+        follows: str | None = None,
         priority: int = 0,
         client: int = 0,
     ) -> None:
         """A request reached the engine. `now_s` and `unix_s` are the same instant on both clocks.
+
+        `cached_tokens` of its prompt are in the prefix cache, or will be once the request `follows` has computed them.
 
         Without a tag it did not come through the HTTP side, which alone can turn a refusal into an answer: it is
         never refused, and served without a promise when none can be made.
@@ -112,6 +115,7 @@ class Driver:
             max_output_tokens=max_tokens if tag.explicit_max_tokens else min(max_tokens, limits.assumed_output_tokens),
             priority=priority,
             cached_tokens=cached_tokens,
+            follows=self.ledger.requests.get(follows) if follows is not None else None,
             front_s=front_s,
             patience_s=self.config.patience_s,
             refusable=refusable,

@@ -193,11 +193,14 @@ class Headway:
             computed, spare = request.computed_tokens, request.due_s - start
             tokens = request.target_tokens - computed
             work = tokens * (token_s + pair_s * (computed + 0.5 * tokens))
-            if spare < work and request.slo.ttft_s is not None:
+            first, early = request.follows, work
+            if first is not None and first.computed_tokens < computed:
+                early = cost.work_s(request.target_tokens, 0)  # before that one it finds nothing in the cache
+            if spare < early and request.slo.ttft_s is not None:
                 lost.append((work, request))
                 continue
-            if margin * work * stretch <= least and (best is None or work < best[0]):
-                best = (work, len(savable))
+            if margin * early * stretch <= least and (best is None or early < best[0]):
+                best = (early, len(savable))
             done += work
             if spare - done * stretch < least:
                 least = spare - done * stretch

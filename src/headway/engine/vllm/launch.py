@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.engine.vllm import versions
-from headway.engine.vllm.messages import ENV_EVENT_LOG, ENV_STEP_LOG
+from headway.engine.vllm.messages import ENV_EVENT_LOG, ENV_STEP_LOG, config_from_environment
 from headway.engine.vllm.model import SERVED_NAME, embedded_model
 from headway.errors import EngineError, InputError
 
@@ -131,6 +131,10 @@ def command(
             "HEADWAY_ADMISSION": admission,
         }
         env |= {name: value for name, value in settings.items() if value is not None}
+        if name := _written(given, "--scheduling-policy"):
+            value, chosen = _value(extra, name), config_from_environment(env).policy
+            if value not in (None, "fcfs") and chosen != "fcfs":  # what is missing vLLM tells
+                raise InputError(f"{name} {value}: expected fcfs, because Headway's policy {chosen} orders the queue")
         # One for all API processes, so that a key is the same tenant in each of them.
         env.setdefault("HEADWAY_TENANT_SALT", secrets.token_hex(16))
     argv += extra
@@ -168,10 +172,6 @@ def _refuse_contradictions(
         written = _written(given, option)
         if written and not (stock and option == "--scheduler-cls"):
             raise InputError(f"{written} contradicts Headway, which sets it: {instead}")
-    if not stock and (name := _written(given, "--scheduling-policy")):
-        value = _value(extra, name)
-        if value not in (None, "fcfs"):  # what is missing vLLM tells
-            raise InputError(f"{name} {value}: expected fcfs, because Headway's policy orders the queue")
     if "--config" in given and model is None and "--model" not in given:
         raise InputError("a vLLM --config file does not choose the model here: name it before the options")
     if model is not None and "--model" in given:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 
 from headway.config import Config, load
 from headway.engine.base import RequestTag
@@ -55,17 +56,17 @@ def decode_tag(text: object) -> RequestTag | None:
         return None
 
 
-def config_from_environment() -> Config:
-    """Return the configuration that `headway serve` handed to this process.
+def config_from_environment(environ: Mapping[str, str] = os.environ) -> Config:
+    """Return the configuration that `headway serve` handed to a process with this environment (default: this one).
 
     Raises:
         InputError: the file or a name in the environment is wrong.
     """
-    path = os.environ.get(ENV_CONFIG)
+    path = environ.get(ENV_CONFIG)
     config = load(path) if path else Config()
     update: dict[str, object] = {}
     for key, name in (("policy", ENV_POLICY), ("admission", ENV_ADMISSION)):
-        value = os.environ.get(name)
+        value = environ.get(name)
         if value and value != getattr(config, key):
             # Parameters of the file belong to the file's choice, not to one that overrides it.
             update |= {key: value, f"{key}_parameters": {}}

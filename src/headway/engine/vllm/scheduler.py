@@ -32,11 +32,12 @@ from vllm.v1.request import Request, RequestStatus
 from headway import __version__
 from headway.config import Config
 from headway.core import KvView, Phase, StepPlan
-from headway.engine.base import EngineFacts
+from headway.engine.base import EngineFacts, RequestTag
 from headway.engine.driver import Driver
 from headway.engine.recorder import StepRecorder
 from headway.engine.vllm import profile, versions
 from headway.engine.vllm.messages import CARRIER_ID, ENV_STEP_LOG, REFUSED, XARG, config_from_environment, decode_tag
+from headway.engine.vllm.siblings import Siblings
 from headway.errors import InputError
 
 #: Seconds between two engine messages for the metrics.
@@ -61,6 +62,7 @@ class HeadwayScheduler(AsyncScheduler):
         self._driver = Driver(config, cost=cost, recorder=StepRecorder(os.environ.get(ENV_STEP_LOG)))
         self._step_tokens = self.max_num_scheduled_tokens
         self._plan: StepPlan | None = None
+        self._siblings = Siblings()
         self._outbox: dict[int, list[EngineCoreOutput]] = defaultdict(list)  # ends of refused requests, by client
         self._gauges_at = 0.0
         self._saved_steps = self._driver.cost.steps
@@ -100,24 +102,38 @@ class HeadwayScheduler(AsyncScheduler):
         self._tell(self._arrive, request)
 
     def _arrive(self, request: Request) -> None:
+        tag = decode_tag((request.sampling_params.extra_args or {}).get(XARG))
+        cached, follows = self._cached_tokens(request, tag)
         self._driver.arrive(
             request.request_id,
             now_s=time.monotonic(),
             unix_s=time.time(),
             prompt_tokens=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
-            tag=decode_tag((request.sampling_params.extra_args or {}).get(XARG)),
+            tag=tag,
             arrival_unix_s=request.arrival_time,
-            cached_tokens=self._cached_tokens(request),
+            cached_tokens=cached,
+            follows=follows,
             priority=request.priority,
             client=request.client_index,
         )
 
-    def _cached_tokens(self, request: Request) -> int:
-        """Prompt tokens that the prefix cache holds now (a lookup without side effects)."""
+    def _cached_tokens(self, request: Request, tag: RequestTag | None) -> tuple[int, str | None]:
+        """Prompt tokens that the prefix cache holds now (a look without side effects) or will once a sibling started.
+
+        Who that sibling is comes second, None when the cache has as much.
+        """
         if not self.cache_config.enable_prefix_caching or request.skip_reading_prefix_cache:
-            return 0
-        return int(self.kv_cache_manager.get_computed_blocks(request)[1])
+            return 0, None
+        held = int(self.kv_cache_manager.get_computed_blocks(request)[1])
+        # Models with several kinds of KV find other hits, so there only what is held counts.
+        if tag is None or tag.size <= 1 or len(self.kv_cache_config.kv_cache_groups) != 1:
+            return held, None
+        hashes = request.block_hashes
+        count, sibling = self._siblings.shared(request.request_id, hashes, group=tag.group, size=tag.size)
+        tokens = min(count * self.hash_block_size, request.num_prompt_tokens - 1)
+        tokens -= tokens % self.block_size
+        return (held, None) if tokens <= held else (tokens, sibling)
 
     # A step
 

@@ -50,6 +50,8 @@ _REQUEST_FIELDS = (
     "status",
     "stop_reason",
     "client_index",
+    "block_hashes",
+    "skip_reading_prefix_cache",
     "num_output_placeholders",
     "spec_token_ids",
 )
