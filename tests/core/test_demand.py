@@ -118,3 +118,5 @@ def test_the_part_of_shorter_targets() -> None:
     assert window.shorter(None).denser(10.0, 0.0) == pytest.approx(0.7)
     assert window.shorter(0.5).denser(10.0, 0.0) == 0.0
     assert window.denser(10.0, 0.0) == pytest.approx(0.7)
+    window.add(100.0, work_s=1.0, ttft_s=None)  # what is old is forgotten all the same
+    assert (len(window), window.denser(100.0, 0.0)) == (0, 0.0)

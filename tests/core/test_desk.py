@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from _build import request, view
+from _build import PLAIN, request, view
 from headway.admission.response_time import ResponseTime
-from headway.core import Accept, Answer, Defer, Desk, Ledger, Reason, Reject, RequestState, Slo
+from headway.core import Accept, Answer, Bookings, Defer, Desk, Ledger, Reason, Reject, RequestState, Slo
 from headway.core.desk import GROUP_LATE_S, GROUP_WAIT_S, RETRIES_PER_STEP
 from headway.core.verdict import Verdict
 from headway.core.view import EngineView
@@ -178,6 +178,44 @@ def test_sequences_whose_prompts_take_longer_than_their_target(strict: bool, siz
     if isinstance(answer.verdict, Reject):
         assert (answer.verdict.reason, answer.verdict.retry_after_s) == (Reason.NEVER_FITS, None)
         assert not ledger.requests
+
+
+@pytest.mark.parametrize(("refused_alone", "told"), [(True, Reason.NEVER_FITS), (False, Reason.KV)])
+def test_places_that_are_kept_for_others_do_not_make_a_group_too_large(refused_alone: bool, told: Reason) -> None:
+    """Refused beside who was told to come back, accepted without: not for ever."""
+    ledger, own = arrived("reject", "reject")
+    bookings = Bookings()
+    for number in range(20):  # who is told to come back usually does
+        one = request(100 + number, fingerprint=f"{number}")
+        bookings.book(one, PLAIN, 1.0, 10.0 * number - 900.0)
+        assert bookings.claim(one, 10.0 * number - 899.0)
+    bookings.book(request(7, fingerprint="other"), PLAIN, 0.5, 0.0)
+    desk = Desk(bookings=bookings)
+    for one in own:
+        desk.join(one.id, group="g", size=2, now_s=0.0)
+
+    def answer(view: EngineView, asked: RequestState) -> Verdict:
+        beside = all(asked is not one for one in own)
+        return Reject(reason=Reason.KV) if asked.seq and (beside or refused_alone) else Accept()
+
+    (found,) = desk.ask(view(ledger), Script(answer))
+    assert isinstance(found.verdict, Reject)
+    assert found.verdict.reason is told
+
+
+def test_who_follows_a_sequence_without_a_promise_gets_none() -> None:
+    """Its prefix will be computed some day, so the few tokens of its own say nothing."""
+    ledger = Ledger()
+    slo = Slo(name="default", ttft_s=1.0, on_miss="best_effort")
+    first = request(0, prompt=800)
+    second = request(1, prompt=800, cached_tokens=784, follows=first)
+    for one in (first, second):
+        one.slo = slo
+        ledger.arrive(one)
+    script = Script(lambda v, r: FULL if r is first else Accept(bound_s=0.1))
+    list(Desk().ask(view(ledger), script))
+    assert script.asked == [first.id]
+    assert [(one.promised, one.has_target, one.due_s) for one in (first, second)] == [(False, False, 60.0)] * 2
 
 
 def test_members_that_never_come_are_forgotten() -> None:

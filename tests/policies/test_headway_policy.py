@@ -58,6 +58,23 @@ def test_a_sequence_does_not_overtake_the_one_that_computes_its_prefix(follows: 
         assert dict(policy.plan(view(ledger)).chunks) == {"r0": 160, "r1": 20}
 
 
+@pytest.mark.parametrize(
+    ("computed", "started", "order"), [(160, False, "0 1 2"), (0, True, "1 2"), (160, True, "0 1 2")]
+)
+def test_a_sequence_is_not_lost_for_what_is_computed_already(computed: int, started: bool, order: str) -> None:
+    """260 of 420 ms are left of both when the first has 160 of its 400 tokens; who has started counts by itself."""
+    ledger = Ledger()
+    first = request(0, prompt=400, ttft=0.3)
+    second = request(1, prompt=420, ttft=0.3, cached_tokens=400, follows=first)
+    pending(ledger, first, second, request(2, prompt=30, ttft=0.9))
+    if computed:
+        ledger.schedule("r0", computed)
+    if started:
+        ledger.set_computed("r1", 400, started=True)
+    plan = create("headway", jump=False).plan(view(ledger, blocking_s=9.0))
+    assert list(plan.chunks) == [f"r{name}" for name in order.split()] + ([] if computed else ["r0"])
+
+
 def test_a_sequence_is_lost_with_the_one_that_computes_its_prefix() -> None:
     """400 ms of work are due in 300: the second, alone 20 ms, cannot come first, so a third goes before both."""
     ledger = Ledger()

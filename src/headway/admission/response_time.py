@@ -175,25 +175,21 @@ class ResponseTime:
                 # Not within its target: look as far as walks go, for the bound and the time to retry.
                 finish = start + self._finish(view, request, load, queue, with_it, math.inf)
                 bound = float(finish[0])
+            # A step more, because it may arrive just after one has begun, and what expected courses are off by.
+            later = (1.0 + RETRY_DOUBT) * finish + (min(pace, view.blocking_s) - RETRY_DOUBT * view.now_s)
+            wait = first_token_wait_s(later, dues[at:], request.due_s, behind)
+            if not served and bound - start > request.due_s - request.arrival_s:
+                wait = None  # an idle engine gets no emptier by waiting
             return Reject(
                 reason=Reason.TTFT,
                 detail="it would break a promise already made to another request" if late <= 0 else None,
                 bound_s=bound if math.isfinite(bound) else None,
-                # A step more, because it may arrive just after one has begun, and what expected courses are off by. An
-                # idle engine gets no emptier by waiting.
-                retry_after_s=None
-                if not served
-                else first_token_wait_s(
-                    (1.0 + RETRY_DOUBT) * finish + (min(pace, view.blocking_s) - RETRY_DOUBT * view.now_s),
-                    dues[at:],
-                    request.due_s,
-                    behind,
-                ),
+                retry_after_s=wait,
             )
-        wait = self._crowded_s(view, request, own, before + own, load)
-        if wait > 0:
+        crowded = self._crowded_s(view, request, own, before + own, load)
+        if crowded > 0:
             detail = "demand exceeds capacity and requests of less work for the same value take what there is"
-            after = wait if math.isfinite(wait) else None
+            after = crowded if math.isfinite(crowded) else None
             denied = Reject(reason=Reason.TTFT, detail=detail, bound_s=bound, retry_after_s=after)
             until = min(request.arrival_s + self.hesitate * (request.due_s - request.arrival_s), request.due_s - alone)
             return Defer(until_s=until, otherwise=denied) if view.now_s < until else denied

@@ -39,20 +39,19 @@ class DemandWindow:
     def add(self, now_s: float, *, work_s: float, ttft_s: float | None, weight: float = 1.0) -> None:
         """Record an arrival of `work_s` seconds of prefill and forget what has left the window.
 
-        `ttft_s` is its target. What has none (None) is served behind all that has one: nobody has to go for it, so it
-        is no demand.
+        `ttft_s` is its target. What has none (None) is served behind all that has one until its patience is nearly
+        over: nobody has to go for it, so it is no demand.
         """
         if self.start_s is None:
             self.start_s = now_s
-        if ttft_s is None:
-            return
-        work_s = max(work_s, 1e-6)
-        density = weight / work_s
-        at = bisect.bisect_right(self._densities, density)
-        self._densities.insert(at, density)
-        self._works.insert(at, work_s)
-        self._ttfts.insert(at, ttft_s)
-        self._arrivals.append((now_s, density, work_s, ttft_s))
+        if ttft_s is not None:
+            work_s = max(work_s, 1e-6)
+            density = weight / work_s
+            at = bisect.bisect_right(self._densities, density)
+            self._densities.insert(at, density)
+            self._works.insert(at, work_s)
+            self._ttfts.insert(at, ttft_s)
+            self._arrivals.append((now_s, density, work_s, ttft_s))
         while self._arrivals and (self._arrivals[0][0] < now_s - self.window_s or len(self._arrivals) > self.limit):
             _, old, old_work, old_ttft = self._arrivals.popleft()
             at = bisect.bisect_left(self._densities, old)

@@ -53,6 +53,7 @@ class _Group:
     name: str
     size: int  # members without a verdict, arrived or not
     since_s: float
+    arrival_s: float
     waiting: list[str]  # those that arrived
     verdict: Accept | Reject | None = None
 
@@ -105,13 +106,20 @@ class Desk:
         if self.bookings is not None and request.fingerprint:
             request.booked = self.bookings.claim(request, now_s)
 
-    def join(self, request_id: str, *, group: str, size: int, now_s: float) -> None:
-        """An undecided request is one of `size` that are decided together under the name `group`."""
+    def join(self, request_id: str, *, group: str, size: int, now_s: float, arrival_s: float | None = None) -> float:
+        """An undecided request is one of `size` that are decided together under the name `group`.
+
+        Returns when they came: `arrival_s` (None: now) of the first. For each two clocks are read, never at once, and
+        one that seemed to come before its siblings would stand before them.
+        """
         for name in [k for k, g in self._groups.items() if not g.waiting and now_s - g.since_s > GROUP_LATE_S]:
             del self._groups[name]
-        found = self._groups.setdefault(group, _Group(group, size, now_s, []))
+        found = self._groups.setdefault(
+            group, _Group(group, size, now_s, now_s if arrival_s is None else arrival_s, [])
+        )
         found.waiting.append(request_id)
         self._members[request_id] = found
+        return found.arrival_s
 
     def leave(self, request_id: str) -> None:
         """The request does not wait for an answer any more."""
@@ -211,7 +219,7 @@ class Desk:
         """Whether a group is refused whenever it comes: `left[0]` of it is refused, and nobody else is there."""
         if view.cost.drifting:
             return False
-        if _reason(verdict) is Reason.TTFT and self.bookings is not None and self.bookings.open:
+        if self.bookings is not None and self.bookings.open:
             verdict = admission.decide(view, left[0])  # places kept for others are not its own
         reject = verdict.otherwise if isinstance(verdict, Defer) else verdict
         if isinstance(reject, Accept) or reject.reason in _SIZE:
@@ -225,6 +233,8 @@ class Desk:
 
     def _verdict(self, view: EngineView, admission: Admission, state: RequestState) -> Verdict:
         """Ask the admission test, then apply the rule of the class; Defer only while there is time."""
+        if state.follows is not None and state.has_target and not state.follows.has_target:
+            return self._best_effort(state)  # the one that computes its prefix will do so some day
         verdict = self._decide(view, admission, state)
         if isinstance(verdict, Accept):
             return verdict

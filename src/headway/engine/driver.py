@@ -36,9 +36,6 @@ from headway.engine.tracked import Tracked
 
 logger = logging.getLogger("headway")
 
-#: Two clocks are read one after the other, so the time between them differs by so much without meaning anything.
-_CLOCKS_S = 1e-4
-
 
 class Driver:
     """Policy, admission and measurement of one engine.
@@ -67,7 +64,6 @@ class Driver:
         self._planned_s = 0.0  # when the last step was planned
         self._ttfts: dict[str, float] = {}  # TTFT targets of accepted requests, for the blocking allowance
         self._failed = False
-        self._clocks_s = 0.0  # what the engine's clock shows more than the wall's
 
     # Requests
 
@@ -103,14 +99,17 @@ class Driver:
                 tpot_s=slo.tpot_s if tag.tpot_ms is None else tag.tpot_ms / 1e3,
                 tbt_s=slo.tbt_s if tag.tbt_ms is None else tag.tbt_ms / 1e3,
             )
-        came_s = self._on_engine_clock(tag.arrival_unix_s or arrival_unix_s or unix_s, now_s=now_s, unix_s=unix_s)
+        came = tag.arrival_unix_s or arrival_unix_s or unix_s
+        arrival_s = now_s - max(0.0, unix_s - came)
+        if tag.size > 1:
+            arrival_s = self.desk.join(request_id, group=tag.group, size=tag.size, now_s=now_s, arrival_s=arrival_s)
         known = (ms for ms in (tag.front_ms, self.config.front_ms, FRONT_MS) if ms is not None)
         front_s = next(known) / 1e3
         state = RequestState(
             id=request_id,
             seq=self._seq,
             slo=slo,
-            arrival_s=came_s,
+            arrival_s=arrival_s,
             prompt_tokens=prompt_tokens,
             max_output_tokens=max_tokens if tag.explicit_max_tokens else min(max_tokens, limits.assumed_output_tokens),
             priority=priority,
@@ -130,15 +129,6 @@ class Driver:
         work = self.cost.mean.work_s(state.remaining_tokens, state.computed_tokens)
         self.demand.add(now_s, work_s=work, weight=slo.weight, ttft_s=slo.ttft_s)
         self.desk.arrive(state, self.cost.mean, now_s)
-        if tag.size > 1:
-            self.desk.join(request_id, group=tag.group, size=tag.size, now_s=now_s)
-
-    def _on_engine_clock(self, came_unix_s: float, *, now_s: float, unix_s: float) -> float:
-        """Return when something came; what came at one moment, as all sequences of a request, did so here too."""
-        between_s = now_s - unix_s
-        if abs(between_s - self._clocks_s) > _CLOCKS_S:
-            self._clocks_s = between_s
-        return now_s if came_unix_s >= unix_s else min(now_s, came_unix_s + self._clocks_s)
 
     def finished(self, request_id: str, *, now_s: float, aborted: bool = False, failed: bool = False) -> None:
         """A request ended by itself, by its client (`aborted`) or by an error (`failed`). Unknown ids are ignored."""

@@ -194,8 +194,10 @@ class Headway:
             tokens = request.target_tokens - computed
             work = tokens * (token_s + pair_s * (computed + 0.5 * tokens))
             first, early = request.follows, work
-            if first is not None and first.computed_tokens < computed:
-                early = cost.work_s(request.target_tokens, 0)  # before that one it finds nothing in the cache
+            if first is not None and request.phase is Phase.WAITING and first.computed_tokens < computed:
+                # It finds in the cache what that one has computed by now.
+                found = 0 if first.phase is Phase.WAITING else first.computed_tokens
+                early = cost.work_s(request.target_tokens - found, found)
             if spare < early and request.slo.ttft_s is not None:
                 lost.append((work, request))
                 continue

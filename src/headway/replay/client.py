@@ -182,10 +182,12 @@ class _Replay:
             self._arm()
             if not self.interrupted:
                 await asyncio.shield(self.done)
-            if self.ledger.counts["failed"] and not self.interrupted:
-                self.gone = not await server.reachable(url)
-            if before is not None and not self.interrupted:
+            if not self.interrupted:
                 lag.stop()
+                self._cut_open()
+                if self.ledger.counts["failed"]:
+                    self.gone = not await server.reachable(url)
+            if before is not None and not self.interrupted:
                 after = await server.metrics(url, model=told.model, api_key=self.options.api_key)
                 meta["server"]["metrics"] = server_metrics.growth(before, after) if after is not None else {}
         except asyncio.CancelledError:

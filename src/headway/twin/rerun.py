@@ -89,7 +89,7 @@ def rerun(real: Decisions, **changes: Any) -> tuple[Decisions, pl.DataFrame]:
     told |= {key: changes.pop(key) for key in list(changes) if key in told}
     engine = {**real.about.get("engine", {}), **changes}
     engine["bookings"] = bool(told.get("bookings"))
-    engine["prefix_cache"] = False  # what it held is in the log, which has no contents
+    engine["prefix_cache"] = False  # the log has no contents, only what it held (or was about to, behind a sibling)
     config = EngineConfig(
         **engine, front_s=(told["front_ms"] or 0.0) / 1e3, patience_s=told["patience_s"], eps=told["eps"], fast=False
     )

@@ -217,15 +217,16 @@ def _written(given: set[str], option: str) -> str | None:
 
 
 def _value(args: Sequence[str], option: str) -> str | None:
-    """Return the (first) value that `args` gives to `option`, or None."""
+    """Return the value that `args` gives to `option` (the last one, as argparse takes it), or None."""
+    found = None
     for i, arg in enumerate(args):
         name, equals, value = arg.partition("=")
         if name.replace("_", "-") == option:
             if equals:
-                return value
-            if i + 1 < len(args):
-                return args[i + 1]
-    return None
+                found = value
+            elif i + 1 < len(args):
+                found = args[i + 1]
+    return found
 
 
 def suggestion(unknown: str, known: Sequence[str]) -> str | None:

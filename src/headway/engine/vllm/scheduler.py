@@ -133,7 +133,7 @@ class HeadwayScheduler(AsyncScheduler):
         count, sibling = self._siblings.shared(request.request_id, hashes, group=tag.group, size=tag.size)
         tokens = min(count * self.hash_block_size, request.num_prompt_tokens - 1)
         tokens -= tokens % self.block_size
-        return (held, None) if tokens <= held else (tokens, sibling)
+        return (tokens, sibling) if tokens > held and sibling in self._driver.ledger.requests else (held, None)
 
     # A step
 
