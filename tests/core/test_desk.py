@@ -131,36 +131,40 @@ def test_a_group_has_one_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "bound", "others", "told"),
+    ("reason", "pace", "prompt", "others", "told", "wait"),
     [
-        (Reason.TBT, None, False, Reason.NEVER_FITS),
-        (Reason.KV, None, False, Reason.NEVER_FITS),
-        (Reason.TBT, None, True, Reason.TBT),
-        # Asked at 0.3, due at 1: what takes 0.9 s is late now, and in time when it comes anew.
-        (Reason.TTFT, None, False, Reason.TTFT),
-        (Reason.TTFT, 1.2, False, Reason.TTFT),
-        (Reason.TTFT, 1.4, False, Reason.NEVER_FITS),
-        (Reason.TTFT, 1.4, True, Reason.TTFT),
-        (Reason.TTFT, 1.25, None, Reason.NEVER_FITS),  # a third, of 0.1 s, comes behind it
-        (Reason.TENANT_SHARE, 1.4, False, Reason.TENANT_SHARE),
+        (Reason.KV, 1.0, 100, False, Reason.NEVER_FITS, None),
+        # Two decodes: 10 ms a step. Two prompts of p tokens: 10 + 2 p ms, and they are due in 1,000.
+        (Reason.TBT, 0.009, 100, False, Reason.NEVER_FITS, None),
+        (Reason.TBT, 0.011, 100, False, Reason.TBT, None),
+        (Reason.TTFT, 1.0, 496, False, Reason.NEVER_FITS, None),
+        (Reason.TTFT, 1.0, 494, False, Reason.TTFT, None),
+        (Reason.TENANT_SHARE, 1.0, 496, False, Reason.TENANT_SHARE, 1.0),
+        (Reason.KV, 1.0, 100, True, Reason.KV, 1.0),
+        (Reason.TBT, 0.009, 100, True, Reason.TBT, 1.0),
+        (Reason.TTFT, 1.0, 496, True, Reason.TTFT, 1.0),
     ],
 )
-def test_a_group_that_is_in_its_own_way(reason: Reason, bound: float | None, others: bool | None, told: Reason) -> None:
-    """Too many sequences for an engine that has nothing else are too many at any time: a retry cannot cure it."""
-    size = 3 if others is None else 2
-    ledger, (first, second, *more) = arrived(*["reject"] * size)
+def test_a_group_that_is_in_its_own_way(
+    reason: Reason, pace: float, prompt: int, others: bool, told: Reason, wait: float | None
+) -> None:
+    """What takes too long at the mean cost alone does so at any time; no wait is known for the rest."""
+    ledger, (first, second) = arrived("reject", "reject")
+    for one in (first, second):
+        one.slo = Slo(name="default", ttft_s=1.0, tbt_s=pace)
+        one.prompt_tokens = one.target_tokens = prompt
     if others:
         other = request(7)
         ledger.arrive(other)
         ledger.accept(other, 1.0)
     desk = Desk()
-    for one in (first, second, *more):
-        desk.join(one.id, group="g", size=size, now_s=0.0)
-    full = Reject(reason=reason, bound_s=bound, retry_after_s=1.0)
+    for one in (first, second):
+        desk.join(one.id, group="g", size=2, now_s=0.0)
+    full = Reject(reason=reason, retry_after_s=1.0)
     (answer,) = desk.ask(view(ledger, now=0.3), Script(lambda v, r: full if r is second else Accept()))
     assert isinstance(answer.verdict, Reject)
     assert answer.verdict.reason is told
-    assert (answer.verdict.retry_after_s is None) == (told is Reason.NEVER_FITS)
+    assert answer.verdict.retry_after_s == wait
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -160,7 +160,14 @@ def test_the_table_counts_refused_requests_as_not_attained() -> None:
     row = next(line for line in text.splitlines() if line.strip().startswith("Headway"))
     assert row.split()[:5] == ["Headway", "4", "50%", "25%", "33%"]
     words = meaning(cells, systems)
-    assert "Headway met every target for 50% of all requests (vLLM stock 0%)" in words
+    assert "Headway met every target for 50% of all requests (vLLM stock 0%), because it refused at once" in words
+    behind = [
+        Cell(system=systems[0], load=2.0, rate=2.0, seed=1, run=good),
+        Cell(system=systems[1], load=2.0, rate=2.0, seed=1, run=bad),
+    ]
+    assert "Headway met every target for 0% of all requests (vLLM stock 50%); it refused at once" in meaning(
+        behind, systems
+    )
     assert "1 of 2 runs are marked invalid" in words
     assert spread(cells, systems[1], 2.0, lambda s: s["total"]["attainment"]) == Spread(median=0.5, low=0.5, high=0.5)
     assert spread(cells, systems[1], 1.0, lambda s: s["total"]["attainment"]) is None

@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
         admission: Annotated[str | None, typer.Option(help="Admission test, over the config's.")] = None,
         stock: Annotated[bool, typer.Option("--stock", help="Plain vLLM, without Headway.")] = False,
         calibrate: Annotated[
-            bool, typer.Option(help="Learn the step cost from a short sweep before the first request.")
+            bool, typer.Option(help="Learn the step cost from a short sweep at the start, beside what comes.")
         ] = True,
     ) -> None:
         words = list(ctx.args)

@@ -12,6 +12,7 @@ The real engine and the twin ask through the same desk:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -195,9 +196,8 @@ class Desk:
                 bounds.append(verdict.bound_s)
                 continue
             alone = len(ledger.pending) + len(ledger.decoding) == len(bounds)
-            if bounds and alone and self._too_many(view, admission, states[len(bounds) :], verdict):
-                # Only its own sequences are in its way, and they come with it every time.
-                verdict = Reject(reason=Reason.NEVER_FITS, detail=_TOGETHER.format(len(states)))
+            if bounds and alone:
+                verdict = self._own_way(view, admission, states, len(bounds), verdict)
             for accepted in states[: len(bounds)]:
                 ledger.retract(accepted)
             if isinstance(verdict, Defer):
@@ -215,21 +215,43 @@ class Desk:
         # A bound that holds for some of a group would say nothing.
         return Answer(states, Accept(bound_s=max(known) if len(known) == len(bounds) else None))
 
-    def _too_many(self, view: EngineView, admission: Admission, left: Sequence[RequestState], verdict: Verdict) -> bool:
-        """Whether a group is refused whenever it comes: `left[0]` of it is refused, and nobody else is there."""
-        if view.cost.drifting:
-            return False
+    def _own_way(
+        self,
+        view: EngineView,
+        admission: Admission,
+        states: Sequence[RequestState],
+        at: int,
+        verdict: Defer | Reject,
+    ) -> Defer | Reject:
+        """Return the refusal of a group of which `states[at]` is refused, when nobody but itself is there.
+
+        What its sequences take together even at the mean cost never fits. What only the envelope denies may pass one
+        day, when steps scatter less; no wait is known for that.
+        """
         if self.bookings is not None and self.bookings.open:
-            verdict = admission.decide(view, left[0])  # places kept for others are not its own
-        reject = verdict.otherwise if isinstance(verdict, Defer) else verdict
-        if isinstance(reject, Accept) or reject.reason in _SIZE:
-            return isinstance(reject, Reject)
-        if reject.reason is not Reason.TTFT or reject.bound_s is None:
-            return False
-        # Neither is the time that went by since it came.
-        cost, takes = view.cost.mean, reject.bound_s - view.now_s - view.residual_s
-        rest = sum(cost.work_s(each.remaining_tokens, each.computed_tokens) for each in left[1:])
-        return takes + rest > left[0].due_s - left[0].arrival_s
+            # Places kept for others are not its own.
+            own = admission.decide(view, states[at])
+            if isinstance(own, Accept):
+                return verdict
+            verdict = own if isinstance(verdict, Reject) else verdict
+        reason, cost, slo = _reason(verdict), view.cost.mean, states[at].slo
+        detail = None
+        if reason is Reason.KV:
+            detail = _TOO_MANY.format(len(states))
+        elif reason is Reason.TBT and not view.cost.drifting:
+            gap = cost.seconds(0, len(states), sum(each.prompt_tokens for each in states), 0)
+            if gap > slo.pace_s:
+                detail = _TOO_SLOW.format(len(states), 1e3 * gap, 1e3 * slo.pace_s)
+        elif reason is Reason.TTFT and not view.cost.drifting:
+            steps = math.ceil(sum(each.remaining_tokens for each in states) / view.max_step_tokens)
+            takes = steps * cost.g + sum(cost.work_s(each.remaining_tokens, each.computed_tokens) for each in states)
+            if takes > states[at].due_s - states[at].arrival_s:
+                detail = _TOO_LONG.format(len(states), 1e3 * takes)
+        if detail is not None:
+            return Reject(reason=Reason.NEVER_FITS, detail=detail)
+        if isinstance(verdict, Reject) and reason in (Reason.TBT, Reason.TTFT):
+            return dataclasses.replace(verdict, retry_after_s=None)
+        return verdict
 
     def _verdict(self, view: EngineView, admission: Admission, state: RequestState) -> Verdict:
         """Ask the admission test, then apply the rule of the class; Defer only while there is time."""
@@ -314,10 +336,9 @@ def _reason(verdict: Verdict) -> Reason | None:
     return verdict.reason if isinstance(verdict, Reject) else None
 
 
-#: Reasons that name what a request takes at the same time as others, not how long it waits behind them.
-_SIZE = (Reason.TBT, Reason.KV)
-
-_TOGETHER = "its {} sequences are served together, and so many are too many even alone"
+_TOO_MANY = "its {} sequences are served together, and the engine cannot hold so many even alone"
+_TOO_SLOW = "a token of each of its {} sequences takes {:.1f} ms even alone, and the pace is {:g} ms"
+_TOO_LONG = "its {} sequences take {:.0f} ms to their first tokens even alone"
 _SHARE = "the room that is left is kept for others"
 _BOOKED = "the room that is left is kept for requests that were told to come back now"
 

@@ -77,9 +77,12 @@ def meaning(cells: Sequence[Cell], systems: Sequence[System]) -> str:
     }
     missed = spread(cells, systems[-1], load, lambda x: x["total"]["miss_share"])
     others = ", ".join(f"{s.title} {_percent(share[s.name])}" for s in systems[:-1])
+    own = share[systems[-1].name]
+    # A reason for being ahead, not for being behind.
+    ahead = own is not None and all(own > (share[s.name] or 0.0) for s in systems[:-1])
     first = (
-        f"At {load:g}x capacity Headway met every target for {_percent(share[systems[-1].name])} of all requests "
-        f"({others}), because it refused at once what it could not serve in time"
+        f"At {load:g}x capacity Headway met every target for {_percent(own)} of all requests "
+        f"({others}){', because' if ahead else ';'} it refused at once what it could not serve in time"
         + (f" and broke {_percent(missed.median)} of the promises it made." if missed is not None else ".")
     )
     bad = [c for c in cells if not c.run.valid]
