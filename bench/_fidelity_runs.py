@@ -25,7 +25,7 @@ SYSTEMS: dict[str, tuple[System, dict[str, Any]]] = {
 }
 
 
-def plan(*, quick: bool, seed: int, seeds: int, twice: int, again: Sequence[float] = LOADS) -> list[dict[str, Any]]:
+def plan(*, quick: bool, seed: int, seeds: int, twice: int, again: Sequence[float]) -> list[dict[str, Any]]:
     """Return the runs against one server, in order.
 
     Runs that are fitted to lie between those that are held out, so that both see the same hour of the machine. Every

@@ -95,7 +95,7 @@ class ResponseTime:
         if not view.cost.ready or not (request.has_target or (paced and self.strict)):
             return Accept()
         start = view.now_s + view.residual_s
-        alone = self._alone_s(view, request)
+        alone = view.alone_s(request)
         if request.has_target and request.arrival_s + alone > request.due_s:
             return Reject(reason=Reason.NEVER_FITS, bound_s=start + alone)
         if paced and request.max_output_tokens > 1 and not view.cost.drifting:
@@ -227,13 +227,6 @@ class ResponseTime:
         """Tightest pace of anything accepted, the candidate included; the blocking allowance when there is none."""
         pace = min(view.ledger.pace_s, request.slo.pace_s)
         return pace if math.isfinite(pace) else view.blocking_s
-
-    @staticmethod
-    def _alone_s(view: EngineView, request: RequestState) -> float:
-        """Least time to the first token on an idle engine: the fewest steps, nothing else in them."""
-        cost = view.cost.mean
-        steps = math.ceil(request.remaining_tokens / view.max_step_tokens)
-        return steps * cost.g + cost.work_s(request.remaining_tokens, request.computed_tokens)
 
     def _crowded_s(self, view: EngineView, request: RequestState, own: float, backlog: float, load: Load) -> float:
         """Time until this request would be in time although those that are expected to go before it come.

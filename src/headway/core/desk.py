@@ -12,7 +12,6 @@ The real engine and the twin ask through the same desk:
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -234,17 +233,15 @@ class Desk:
             if isinstance(own, Accept):
                 return verdict
             verdict = own if isinstance(verdict, Reject) else verdict
-        reason, cost, slo = _reason(verdict), view.cost.mean, states[at].slo
-        detail = None
+        reason, slo, detail = _reason(verdict), states[at].slo, None
         if reason is Reason.KV:
             detail = _TOO_MANY.format(len(states))
         elif reason is Reason.TBT and not view.cost.drifting:
-            gap = cost.seconds(0, len(states), sum(each.prompt_tokens for each in states), 0)
+            gap = view.cost.mean.seconds(0, len(states), sum(each.prompt_tokens for each in states), 0)
             if gap > slo.pace_s:
                 detail = _TOO_SLOW.format(len(states), 1e3 * gap, 1e3 * slo.pace_s)
         elif reason is Reason.TTFT and not view.cost.drifting:
-            steps = math.ceil(sum(each.remaining_tokens for each in states) / view.max_step_tokens)
-            takes = steps * cost.g + sum(cost.work_s(each.remaining_tokens, each.computed_tokens) for each in states)
+            takes = view.alone_s(*states)
             if takes > states[at].due_s - states[at].arrival_s:
                 detail = _TOO_LONG.format(len(states), 1e3 * takes)
         if detail is not None:

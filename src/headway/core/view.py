@@ -110,6 +110,12 @@ class EngineView:
                 least = min(least, end + request.slo.pace_s)
         return least
 
+    def alone_s(self, *requests: RequestState) -> float:
+        """Return the least time to the first tokens of these on an idle engine: fewest steps, nothing else in them."""
+        cost = self.cost.mean
+        steps = math.ceil(sum([each.remaining_tokens for each in requests]) / self.max_step_tokens)
+        return steps * cost.g + sum([cost.work_s(each.remaining_tokens, each.computed_tokens) for each in requests])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:

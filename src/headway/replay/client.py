@@ -129,11 +129,7 @@ class _Replay:
         self.classes: list[str | None] = frame["slo_class"].to_list()
         self.sessions: list[str | None] = frame["session_id"].to_list()
         self.schedule = Schedule(frame, closed_loop=options.closed_loop)
-        if options.closed_loop and not self.schedule.waiting_turns:
-            raise InputError(
-                f"--closed-loop: {trace.source} has no second turn of a session among the requests chosen: expected "
-                "session_id and turn in the trace, or no --closed-loop"
-            )
+        facts.check_loop(trace, self.schedule, options)
         self.ledger = Ledger(len(trace), trace.span_s)
         self.calls: dict[Call, Connection | asyncio.Task] = {}  # open ones, and what carries them
         self.capped: deque[Call] = deque()  # due, held back by the client's own cap
@@ -307,13 +303,7 @@ class _Replay:
 
     def _headers(self, call: Call) -> dict[str, str]:
         headers = {"x-request-id": f"{self.run_id}-{call.index}"}
-        if self.options.send_slo_headers:
-            if call.slo_class is not None:
-                headers["x-slo-class"] = call.slo_class
-            for key, value in call.targets.as_dict().items():
-                if value is not None:
-                    headers[f"x-slo-{key.removesuffix('_s')}-ms"] = f"{value * 1e3:.10g}"
-        return headers
+        return headers | call.slo_headers() if self.options.send_slo_headers else headers
 
     # -- ending -----------------------------------------------------------------------------------------------
 

@@ -7,18 +7,32 @@ from collections.abc import Mapping
 from headway.errors import InputError
 from headway.replay import machine
 from headway.replay.options import Options
+from headway.replay.schedule import Schedule
 from headway.replay.server import ServerFacts
 from headway.replay.targets import DEFAULT_CLASS, Targets
 from headway.trace.record import Trace
 
 
+def _classes(trace: Trace) -> set[str]:
+    return set(trace.frame["slo_class"].fill_null(DEFAULT_CLASS).unique())
+
+
 def check_targets(trace: Trace, targets: Mapping[str, Targets]) -> None:
     """Raise `InputError` when there are targets, but for nobody in the trace: every answer would attain them."""
-    named = set(trace.frame["slo_class"].fill_null(DEFAULT_CLASS).unique())
+    named = _classes(trace)
     if targets and not named & set(targets) and DEFAULT_CLASS not in targets:
         raise InputError(
             f"targets for class {', '.join(sorted(targets))}, requests of class {', '.join(sorted(named))}: expected "
             "targets for one of these (--slo ttft=... without a class is for all; --class-rule gives classes)"
+        )
+
+
+def check_loop(trace: Trace, schedule: Schedule, options: Options) -> None:
+    """Raise `InputError` when a closed loop would change nothing."""
+    if options.closed_loop and not schedule.waiting_turns:
+        raise InputError(
+            f"--closed-loop: {trace.source} has no second turn of a session among the requests chosen: expected "
+            "session_id and turn in the trace, or no --closed-loop"
         )
 
 
@@ -39,7 +53,7 @@ def at_start(
         total = trace.frame["input_tokens"] + trace.frame["output_tokens"]
         if long := int((total > told.max_model_len).sum()):
             notes.append(f"{long} requests exceed the model length of {told.max_model_len} tokens")
-    named = set(trace.frame["slo_class"].fill_null(DEFAULT_CLASS).unique())
+    named = _classes(trace)
     if unused := sorted(set(targets) - named - {DEFAULT_CLASS}):
         notes.append(f"no request of class {', '.join(unused)} in the trace")
     if DEFAULT_CLASS not in targets and (untold := sorted(named - set(targets))):

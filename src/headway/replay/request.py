@@ -91,6 +91,14 @@ class Call:
         self._size = 0  # bytes of that body
         self._whole: list[bytes] | None = None  # body of an answer that is no stream
 
+    def slo_headers(self) -> dict[str, str]:
+        """Return the headers that tell a Headway server its class and targets."""
+        headers = {} if self.slo_class is None else {"x-slo-class": self.slo_class}
+        for key, value in self.targets.as_dict().items():
+            if value is not None:
+                headers[f"x-slo-{key.removesuffix('_s')}-ms"] = f"{value * 1e3:.10g}"
+        return headers
+
     def on_sent(self, now: float) -> None:
         """Note the moment of the write."""
         self.sent = now

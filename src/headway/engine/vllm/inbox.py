@@ -38,21 +38,20 @@ def install(receiver: Deliver) -> None:
 
     @functools.wraps(original)
     def process_outputs(self: Any, engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
-        own = [out for out in engine_core_outputs if out.request_id == CARRIER_ID or out.stop_reason == REFUSED]
-        if own:
+        carriers = [out for out in engine_core_outputs if out.request_id == CARRIER_ID]
+        refused = [out for out in engine_core_outputs if out.stop_reason == REFUSED]
+        if carriers or refused:
             engine_core_outputs = [
                 out for out in engine_core_outputs if out.request_id != CARRIER_ID and out.stop_reason != REFUSED
             ]
-            for carrier in own:
-                if carrier.request_id == CARRIER_ID:
-                    deliver((carrier.kv_transfer_params or {}).get("messages", ()))
-            refused = [out for out in own if out.request_id != CARRIER_ID]
-            if refused:
-                given = dict(zip(_CONTEXT, args, strict=False)) | kwargs
-                stats = given.get("iteration_stats")
-                if stats is not None:
-                    given["iteration_stats"] = type(stats)()
-                original(self, refused, **{key: given[key] for key in _CONTEXT if key in given})
+        for carrier in carriers:
+            deliver((carrier.kv_transfer_params or {}).get("messages", ()))
+        if refused:
+            given = dict(zip(_CONTEXT, args, strict=False)) | kwargs
+            stats = given.get("iteration_stats")
+            if stats is not None:
+                given["iteration_stats"] = type(stats)()
+            original(self, refused, **{key: given[key] for key in _CONTEXT if key in given})
         return original(self, engine_core_outputs, *args, **kwargs)
 
     process_outputs._headway = True  # type: ignore[attr-defined]

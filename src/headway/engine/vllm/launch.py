@@ -80,7 +80,7 @@ def command(
     exist or the embedded model cannot be prepared.
     """
     given = option_names(extra)
-    _refuse_contradictions(extra, model=model, stock=stock, config=config, policy=policy, admission=admission)
+    _refuse_contradictions(given, model=model, stock=stock, config=config, policy=policy, admission=admission)
     env = dict(os.environ if environ is None else environ)
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
     defaults: list[list[str]] = []
@@ -154,7 +154,7 @@ def command(
 
 
 def _refuse_contradictions(
-    extra: Sequence[str],
+    given: set[str],
     *,
     model: str | Path | None,
     stock: bool,
@@ -162,7 +162,6 @@ def _refuse_contradictions(
     policy: str | None,
     admission: str | None,
 ) -> None:
-    given = option_names(extra)
     if stock:
         ours = {"--config": config, "--policy": policy, "--admission": admission}
         for option, value in ours.items():
