@@ -4,6 +4,8 @@ Capacity is that of stock vLLM with defaults on the same traffic. The tuned riva
 token budget x queued tokens, chosen for each load on runs of its own. All ratios come from interleaved runs of the
 same requests; medians over seeds. Two kinds of traffic: `single` (one heavy-tailed class) and `mixed` (chat and
 documents, both classes shown).
+
+Last line: RESULT {json} with x_stock, x_tuned, accepted_miss, and the same for each kind.
 """
 
 from __future__ import annotations

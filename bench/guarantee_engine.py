@@ -13,6 +13,8 @@ the TPOT target (less a third for decodes): `queue_depth`, `queued_tokens`, and 
 (bucket: burst) of a sweep at 2x on other requests, by goodput. The bucket's rate lets as many prompt tokens through
 there as the strict setting. With `--quick` it is that volume itself: less gets through, because a bucket refuses long
 prompts first.
+
+Last line: RESULT {json} with accepted, accepted_miss, goodput and the alternatives beside it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
 2. Azure code and conv at 1 to 3 times the capacity of stock vLLM: prompt tokens of the accepted requests against those
    of the clairvoyant test (true answer lengths, mean steps, no margin), the better of its two forms, same windows.
 3. Small cases against brute force (tests/_oracle.py): false accepts (none) and false rejects.
+
+Last line: RESULT {json} with accepted, accepted_misses, volume_vs_clairvoyant, false_accepts, false_rejects.
 """
 
 from __future__ import annotations

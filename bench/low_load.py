@@ -2,6 +2,8 @@
 
 `refused_servable` is the share of offered requests that Headway refused although stock vLLM with defaults met all
 their targets in the paired run (same requests, same schedule).
+
+Last line: RESULT {json} with attainment_minus_tuned, ttft_p50_ratio, tpot_p50_ratio, refused_servable, also by kind.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Writes a million invented requests as an Azure-2023-like CSV (CRLF, 7 decimals) and as Headway JSONL with hash
 ids, runs the command on each in a process of its own, and takes wall time and peak resident memory from the
 operating system. Targets: under 10 s and under 1.5 GiB.
+
+Last line: RESULT {json} with rows, seconds, peak_gib, jsonl_seconds, jsonl_peak_gib.
 """
 
 from __future__ import annotations
