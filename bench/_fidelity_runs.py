@@ -25,8 +25,10 @@ SYSTEMS: dict[str, tuple[System, dict[str, Any]]] = {
 }
 
 
-def plan(*, quick: bool, seed: int, seeds: int, twice: int, again: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the runs against one server, in order.
+def plan(
+    *, quick: bool, seed: int, seeds: int, twice: int, again: Sequence[float], loads: Sequence[float] = LOADS
+) -> list[dict[str, Any]]:
+    """Return the runs against one server, in order; held-out ones at `loads` only.
 
     Runs that are fitted to lie between those that are held out, so that both see the same hour of the machine. Every
     load gets about as many requests: a P99 of a few hundred is one bad moment of the machine. The first `twice` runs at
@@ -42,8 +44,9 @@ def plan(*, quick: bool, seed: int, seeds: int, twice: int, again: Sequence[floa
     repeated = []
     for number in range(1 if quick else seeds):
         fit, held = seed + 10 * number, seed + 1 + number
-        runs += [run("fit", 0.7, fit, fit_s), run("held", 0.5, held, held_s[0.5]), run("fit", 1.3, fit, fit_s)]
-        runs += [run("held", load, held, held_s[load]) for load in LOADS[1:]]
+        held_out = [run("held", load, held, held_s[load]) for load in LOADS if load in loads]
+        low = [each for each in held_out if each["load"] < 0.7]
+        runs += [run("fit", 0.7, fit, fit_s), *low, run("fit", 1.3, fit, fit_s), *held_out[len(low) :]]
         if number < twice:
             repeated += [run("again", load, held, held_s[load]) for load in again]
     return runs + repeated
@@ -60,6 +63,7 @@ def measure(
     seeds: int,
     twice: int,
     again: Sequence[float],
+    loads: Sequence[float] = LOADS,
     say: Callable,
 ) -> None:
     """Play every run of the plan against each system; what is there from an earlier call is kept."""
@@ -76,7 +80,8 @@ def measure(
             if capacity is None:
                 capacity, _ = measure_capacity(arena, system, WORKLOAD, n=120)
             runs = []
-            for number, each in enumerate(plan(quick=quick, seed=seed, seeds=seeds, twice=twice, again=again)):
+            planned = plan(quick=quick, seed=seed, seeds=seeds, twice=twice, again=again, loads=loads)
+            for number, each in enumerate(planned):
                 label = f"{name}-{each['role']}-{each['load']:g}x-{each['seed']}"
                 say(label)
                 run = arena.run(

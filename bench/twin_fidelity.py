@@ -142,6 +142,9 @@ def main() -> None:
     parser.add_argument(
         "--again", type=float, nargs="*", choices=LOADS, default=LOADS, help="loads at which they are (default: all)"
     )
+    parser.add_argument(
+        "--loads", type=float, nargs="+", choices=LOADS, default=LOADS, help="of the held-out runs (default: all)"
+    )
     parser.add_argument("--systems", default="", help="of no-op, headway (default: both; with --quick: headway)")
     parser.add_argument(
         "--capacity", type=float, default=None, help="requests/s (default: measured; --quick: recorded)"
@@ -169,6 +172,7 @@ def main() -> None:
                 seeds=options.seeds,
                 twice=options.twice,
                 again=options.again,
+                loads=options.loads,
                 say=say,
             )
         here = _fidelity.judge(options.judge or [out], say)
