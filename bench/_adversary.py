@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from headway.core import CostCoefficients, Slo
+from headway.core import CostCoefficients, Line, Slo
 from headway.trace import SCHEMA, ReadReport, Trace
 from headway.twin import Profile, Scenario
 from headway.twin.check import LOW, STRICT
@@ -78,6 +78,9 @@ def case(number: int, requests: int) -> Case:
         ("spells", spells(LOW, factor, number)),
     ]
     name, course = courses[int(random.integers(len(courses)))]
+    # Half of the engines know what steps in a row take, and the course keeps to it.
+    burst = float(random.choice([0.0, 1.0, 4.0, 12.0])) * cost.g
+    lines = (Line(float(random.choice([1.0, 1.05, 1.15])), burst),) if random.random() < 0.5 else ()
     settings = {"token_budget": 512, "max_running": 128, "max_model_len": 4096, "block_size": 16, "kv_blocks": 4096}
     return Case(
         number=number,
@@ -89,7 +92,7 @@ def case(number: int, requests: int) -> Case:
         course=course,
         trace=trace,
         scenario=Scenario(
-            profile=Profile(name=cost_name, label="estimated", cost=cost, envelope_factor=factor),
+            profile=Profile(name=cost_name, label="estimated", cost=cost, envelope_factor=factor, lines=lines),
             slos=slos,
             settings={**STRICT, **settings, **engine},
             seed=number,

@@ -2,9 +2,9 @@
 
 The cost of a step, its scatter and the time outside the engine come from the runs called `fit`, at 0.7 and 1.3 times
 capacity. Held-out runs have other seeds at 0.5, 1 and 2 times capacity; their seeds, also those of several folders, are
-pooled. Some are played twice with requests of the same lengths on the same schedule: how far the real system differs
-from itself (`again`) is the floor under any error of a model. Runs differ most in how fast the machine was
-meanwhile, so errors stand there a second time for a twin that is told that one number of each run (`paced`).
+pooled. Some are played twice with requests of the same lengths on the same schedule: both count, and how far the real
+system differs from itself (`again`) is the floor under any error of a model. Runs differ most in how fast the machine
+was meanwhile, so errors stand there a second time for a twin that is told that one number of each run (`paced`).
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Session:
     runs: Sequence[Played]
     profile: Profile
 
-    def held(self, load: float) -> list[Played]:
-        """Return the runs of a load that nothing was fitted to."""
-        return [each for each in self.runs if each.load == load and each.role == "held"]
+    def held(self, load: float, *, roles: Sequence[str] = ("held", "again")) -> list[Played]:
+        """Return the runs of a load that nothing was fitted to, those with the requests of another run included."""
+        return [each for each in self.runs if each.load == load and each.role in roles]
 
 
 def judge(folders: Sequence[Path], say: Callable) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def judge(folders: Sequence[Path], say: Callable) -> dict[str, Any]:
         if not sessions:
             continue
         entries = []
-        for load in LOADS:
+        for load in [each for each in LOADS if any(session.held(each) for session in sessions)]:
             found = _errors_of(sessions, load, None, settings)
             shipped = _errors_of(sessions, load, find_profile("cpu-smollm2"), settings)
             report["loads"][f"{name} {load:g}x"] = found | {
@@ -197,8 +197,8 @@ def fitted(real: Decisions, played: Sequence[Played], name: str) -> Profile:
         seconds=np.array([s.step.seconds for s in steps]),
         about=real.about,
     )
-    # From a client's schedule to the engine, where most wait for a step to end, so a low quantile; and from the end of
-    # a step to the client.
+    # From a client's schedule to the engine, where most wait for a step to end, so nearly the least; and from the
+    # end of a step to the client.
     ends, inward, outward = real.tokens(), [], []
     for run in fits:
         rows = run.frame.filter(pl.col("status") == "ok").select("index", "scheduled_s", "first_token_s")
@@ -206,7 +206,7 @@ def fitted(real: Decisions, played: Sequence[Played], name: str) -> Profile:
             asked = run.asked[index]
             inward.append(asked.reached_s - run.zero_s - scheduled)
             outward.append(first + run.zero_s - ends[asked.number][0])
-    front = max(0.0, float(np.quantile(inward, 0.1)) + float(np.median(outward)))
+    front = max(0.0, float(np.quantile(inward, 0.01)) + float(np.median(outward)))
     return calibrate(log, name=name, engine={"front_s": round(front, 5)}, note="bench/twin_fidelity.py")
 
 
@@ -293,7 +293,7 @@ def _again(sessions: Sequence[Session], load: float) -> dict[str, Any]:
     first, second = [], []
     for session in sessions:
         again = {run.seed: run.frame for run in session.runs if run.role == "again" and run.load == load}
-        first += [run.frame for run in session.held(load) if run.seed in again]
+        first += [run.frame for run in session.held(load, roles=("held",)) if run.seed in again]
         second += again.values()
     if not second:
         return {}

@@ -3,7 +3,7 @@
 The step log holds every step; the learned step cost is run over it again, so that for each step it is known whether it
 exceeded the envelope that promises were made with. A miss is explained by
 
-    envelope  at least one step of its life exceeded its envelope
+    envelope  at least one step of its life exceeded its envelope, or ended a stretch of steps that exceeded its own
     host      the engine kept the promise: what came too late lay outside it (the client was late, the server's
               event loops or the socket stood still for longer than the front that promises leave room for)
 
@@ -35,6 +35,7 @@ class Miss:
     Attributes:
         steps: engine steps between its arrival and its last token (TTFT: first token).
         exceeded: of these, steps over their envelope, and by how many seconds in sum.
+        stretches: of these, steps that ended a stretch over its envelope, and by how many seconds at most.
         outside_s: client's latency less the engine's: TTFT counted from the schedule against arrival to step end.
         front_s: of that, what the promise left room for.
         cause: "envelope", "host", or "unexplained".
@@ -47,6 +48,8 @@ class Miss:
     steps: int = 0
     exceeded: int = 0
     excess_s: float = 0.0
+    stretches: int = 0
+    stretch_s: float = 0.0
     outside_s: float | None = None
     front_s: float | None = None
     cause: str = "unexplained"
@@ -61,7 +64,7 @@ class Record:
 
     def __init__(self, path: Path, *, eps: float) -> None:
         self.decisions = read(path)
-        self.over_s = envelope_excess(self.decisions, eps=eps)
+        self.over_s, self.stretch_s = envelope_excess(self.decisions, eps=eps)
         self._tokens = self.decisions.tokens()
         self._ends = [step.ended_s for step in self.decisions.steps]
         self._asked: dict[tuple[int, int], list[Asked]] = {}
@@ -72,6 +75,11 @@ class Record:
     def exceedance(self) -> float:
         """Share of all steps that exceeded their envelope."""
         return sum(over > 0 for over in self.over_s) / max(len(self.over_s), 1)
+
+    @property
+    def stretch_exceedance(self) -> float:
+        """Share of all steps that ended a stretch over its envelope."""
+        return sum(over > 0 for over in self.stretch_s) / max(len(self.stretch_s), 1)
 
     def find(self, sent_s: float, prompt_tokens: int, max_tokens: int) -> Asked | None:
         """Return the request of these lengths that reached the server closest to `sent_s`."""
@@ -102,7 +110,7 @@ class Record:
             bisect.bisect_left(self._ends, asked.arrival_s),
             bisect.bisect_right(self._ends, first if target == "ttft" else last),
         )
-        over = [each for each in self.over_s[life] if each > 0]
+        over, long = ([each for each in all_[life] if each > 0] for all_ in (self.over_s, self.stretch_s))
         if target == "ttft":
             kept = first <= asked.due_s
             outside = row["ttft_s"] - (first - asked.arrival_s)
@@ -110,7 +118,7 @@ class Record:
         else:
             kept = count > 1 and target == "tpot" and (last - first) / (count - 1) <= row["tpot_target_s"]
             outside = front = None
-        cause = "host" if kept else "envelope" if over else "unexplained"
+        cause = "host" if kept else "envelope" if over or long else "unexplained"
         return Miss(
             run=run,
             index=row["index"],
@@ -119,25 +127,29 @@ class Record:
             steps=len(self._ends[life]),
             exceeded=len(over),
             excess_s=sum(over),
+            stretches=len(long),
+            stretch_s=max(long, default=0.0),
             outside_s=outside,
             front_s=front,
             cause=cause,
         )
 
 
-def envelope_excess(decisions: Decisions, *, eps: float) -> Sequence[float]:
-    """Return by how many seconds each step exceeded its envelope (negative: stayed under it).
+def envelope_excess(decisions: Decisions, *, eps: float) -> tuple[Sequence[float], Sequence[float]]:
+    """Return by how many seconds each step exceeded its envelope (negative: not), and a stretch that ended with it.
 
     The step cost learns from the same steps in the same order as in the engine, from the same start.
     """
     prior = decisions.about.get("cost")
     cost = StepCost(CostCoefficients(**prior) if prior else None, eps=eps)
-    found = []
+    found, stretches = [], []
     for each in decisions.steps:
         step = each.step
         if not (step.q or step.n):
             found.append(-1.0)
+            stretches.append(0.0)
             continue
         found.append(step.seconds - cost.envelope(step.q, step.n, step.K, step.X))
         cost.observe(step)
-    return found
+        stretches.append(cost.stretches.over_s)
+    return found, stretches

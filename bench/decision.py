@@ -26,12 +26,24 @@ from collections import Counter
 
 from _report import arguments, finish
 from headway.admission import create as create_admission
-from headway.core import Accept, CostCoefficients, DemandWindow, EngineView, KvView, Ledger, RequestState, Slo, StepCost
+from headway.core import (
+    Accept,
+    CostCoefficients,
+    DemandWindow,
+    EngineView,
+    KvView,
+    Ledger,
+    Line,
+    RequestState,
+    Slo,
+    StepCost,
+)
 from headway.policies import create as create_policy
 
 GPU = CostCoefficients(g=8e-3, a=2.5e-5, b=4e-5, k=1e-8, x=2e-10)
 SIZES = ((64, 250), (128, 500), (256, 1000), (512, 2000))
 HEADLINE = (256, 1000)
+LINES = (Line(1.01, 0.08), Line(1.02, 0.05), Line(1.05, 0.02), Line(1.08, 0.01))  # what strict promises count on
 WARM_UP = 50
 MEAN_RESERVED = 400  # tokens, prompt + max output
 PROMPT_MU = (
@@ -51,7 +63,7 @@ class Engine:
         served = running + waiting + 1
         self.pace = max(0.05, 1.25 * GPU.seconds(16, served, served * MEAN_RESERVED, 0))
         self.ledger, self.demand = Ledger(), DemandWindow()
-        self.cost = StepCost.fixed(GPU, factor=1.1)
+        self.cost = StepCost.fixed(GPU, factor=1.1, lines=LINES)
         blocks = served * MEAN_RESERVED // 4
         self.kv = KvView(block_size=16, total_blocks=blocks, free_blocks=blocks)
         for _ in range(self.demand.limit):

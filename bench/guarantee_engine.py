@@ -1,9 +1,10 @@
 """The guarantee on real vLLM: misses among accepted requests of the strict setting, beside static admission.
 
-Strict setting: policy `headway` with jump = false, admission `response_time` with strict = true, eps = 0.001. At 1x and
-2x the capacity of stock vLLM, interleaved runs of the same requests. Traffic (`--kind`): `mixed`, four short chats to
+Strict setting: policy `headway` with jump = false, admission `response_time` with strict = true, eps = 0.001; classes
+with the rule `reject`, and a second server with `defer` (not with `--quick`), which asks again while a promise is still
+possible. At 1x and 2x the capacity of stock vLLM, interleaved runs of the same requests. Traffic (`--kind`): `mixed`, four short chats to
 one document of six times the length and a later deadline, or `short`, chats only.
-Every miss is explained from the server's step log (_misses.py). Runs whose client was late are repeated once; what is
+Every miss is explained from its server's step log (_misses.py). Runs whose client was late are repeated once; what is
 still invalid then is counted all the same, and `invalid_runs` says so.
 
 Then the same with answers three times as long, at CHANGED_LOAD: traffic that no limit was set for. Nothing is set anew.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -111,6 +113,13 @@ def strict(workload: Workload) -> System:
     return replace(headway(workload.targets, **settings), name="strict", title="Headway strict")
 
 
+def deferring(workload: Workload) -> System:
+    """Return the same with the class rule `defer`."""
+    system = strict(workload)
+    config = re.sub(r"(\[class\.\w+\]\n)", r'\1on_miss = "defer"\n', system.config or "")
+    return replace(system, name="strict-defer", title="Headway strict, defer", config=config)
+
+
 def rival(workload: Workload, admission: str, limit: float, *, budget: tuple[str, ...], rate: float) -> System:
     """Return vLLM's order with a static admission test; the token bucket's limit is in seconds of its rate."""
     parameters = {"limit": int(limit)} if admission != "token_bucket" else {"rate": rate, "burst": limit * rate}
@@ -140,15 +149,16 @@ def main() -> None:
     def say(line: str) -> None:
         print(f"{time.monotonic() - started:6.0f} s  {line}", flush=True)
 
-    ours, base = strict(workload), stock()
+    ours, later, base = strict(workload), deferring(workload), stock()
+    proved = (ours,) if args.quick else (ours, later)
     with Arena(out, model=args.model, say=say) as arena:
-        steps = out / "strict.steps.jsonl"
-        os.environ[ENV_STEP_LOG], os.environ[ENV_EVENT_LOG] = str(steps), str(out / "strict.events.jsonl")
-        if known:
-            arena.start(ours)
-        else:
-            arena.start(ours, base)
+        for system in proved:
+            for variable, what in ((ENV_STEP_LOG, "steps"), (ENV_EVENT_LOG, "events")):
+                os.environ[variable] = str(out / f"{system.name}.{what}.jsonl")
+            arena.start(system)
         del os.environ[ENV_STEP_LOG], os.environ[ENV_EVENT_LOG]
+        if not known:
+            arena.start(base)
         capacity = known or measure(arena, base, workload, n=300)[0]
         if not known:
             arena.stop(base)
@@ -198,7 +208,9 @@ def main() -> None:
             say("bucket rates for that volume: " + ", ".join(f"burst {x:g} s {r:.0f}/s" for x, r in rates.items()))
             log["bucket_rates"] = {f"{x:g}": round(r, 1) for x, r in rates.items()}
             rivals.append(best(arena, run, points("token_bucket", rates), duration, log["sweep"]))
-        systems = [ours, *rivals]
+        if later in proved:
+            run([later], (2.0,), [100], args.sweep_duration)  # it has seen traffic too, as the others have by now
+        systems = [*proved, *rivals]
         cells = run(systems, LOADS, seeds, duration)
         after = run(systems, (CHANGED_LOAD,), seeds, duration, changed)
         for played, traffic in ((cells, workload), (after, changed)):
@@ -207,13 +219,16 @@ def main() -> None:
                 if not cell.run.valid and time.monotonic() - started < REPEAT_UNTIL_S:
                     cell.run.path.rename(cell.run.path.with_name(f"{cell.run.path.name}-invalid"))
                     (played[at],) = run([cell.system], (cell.load,), [cell.seed], duration, traffic)
-    record = Record(steps, eps=EPS)
+    records = {each.name: Record(out / f"{each.name}.steps.jsonl", eps=EPS) for each in proved}
+    record = records[ours.name]
     for cell, traffic in [*((cell, workload) for cell in cells), *((cell, changed) for cell in after)]:
         log["runs"].append({"traffic": traffic.kind, **describe(cell)})
-        if cell.system is ours:
-            for miss in record.explain(cell.run):
-                log["misses"].append({**miss.as_dict(), "traffic": traffic.kind, "load": cell.load})
+        if cell.system.name in records:
+            for miss in records[cell.system.name].explain(cell.run):
+                where = {"system": cell.system.name, "traffic": traffic.kind, "load": cell.load}
+                log["misses"].append({**miss.as_dict(), **where})
     log["step_envelope_exceeded"] = record.exceedance
+    log["stretch_exceeded"] = record.stretch_exceedance
     log["steps"] = len(record.over_s)
     (out / "guarantee_engine.json").write_text(json.dumps(log, indent=1), encoding="utf-8")
     for row in table(cells, systems, LOADS):
@@ -231,6 +246,7 @@ def main() -> None:
         "unexplained": unexplained(log["misses"], workload),
         "failed_or_cut_off": mine["failed"],
         **{key: mine[key] for key in ("goodput_req_s", "accepted_prompt_tok_s", "goodput_prompt_tok_s", "attainment")},
+        "with_defer": totals(cells, later) if later in proved else None,
         "alternatives": {system.title: totals(cells, system) for system in rivals},
         "longer_answers": {
             "times": ANSWERS,
@@ -238,6 +254,7 @@ def main() -> None:
             **{system.title: totals(after, system) for system in systems},
         },
         "step_envelope_exceeded": round(record.exceedance, 5),
+        "stretch_exceeded": round(record.stretch_exceedance, 5),
         "steps": len(record.over_s),
         "eps": EPS,
         "capacity_req_s": round(capacity, 3),

@@ -4,7 +4,7 @@
    to the request timings of the first half of the requests, the second half is predicted.
 2. Real vLLM on this machine (_fidelity.py): stock behaviour (policy fcfs, nothing refused) and Headway. The cost is
    fitted to the engine's step log of two loads; other seeds at 0.5, 1 and 2 times capacity are predicted. The same
-   requests a second time show how far the real system differs from itself; the errors of a twin that is told how fast
+   requests a second time count too, and show how far the real system differs from itself; those of a twin told how fast
    the machine was in each run show what is not the machine's. Then step by step: the arrivals in the log through the
    twin on the clock of the real steps.
 

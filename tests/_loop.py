@@ -17,6 +17,7 @@ from headway.core import (
     EngineView,
     KvView,
     Ledger,
+    Line,
     Phase,
     Policy,
     Reject,
@@ -80,6 +81,7 @@ class Loop:
     Attributes:
         factor: envelope / mean that the decisions believe.
         ratios: measured / mean of the steps in turn, repeated for ever.
+        lines: envelopes of steps in a row that the decisions believe, and that steps keep: shorter where they must be.
         check: check the ledger's invariants at every step.
         outcomes: one for each arrival, in order, after `run`.
         order: ids in the order of their first tokens.
@@ -96,16 +98,19 @@ class Loop:
     blocks: int = 100_000
     factor: float = 1.0
     ratios: Sequence[float] = (1.0,)
+    lines: tuple[Line, ...] = ()
     check: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     steps: list[tuple[int, int, float]] = field(default_factory=list)
+    _excess: list[float] = field(default_factory=list)
 
     def run(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
         """Serve everything; return what became of each arrival (sorted by arrival time)."""
         arrivals = sorted(arrivals, key=lambda a: a.at_s)
         ledger, demand = Ledger(), DemandWindow()
-        cost = StepCost.fixed(self.coefficients, factor=self.factor)
+        cost = StepCost.fixed(self.coefficients, factor=self.factor, lines=self.lines)
+        self._excess = [0.0 for _ in self.lines]
         kv = KvView(block_size=16, total_blocks=self.blocks, free_blocks=self.blocks)
         now, coming = 0.0, 0
 
@@ -195,7 +200,13 @@ class Loop:
             scheduled.append((request, tokens))
         if not q and not n:
             return None
-        seconds = self.coefficients.seconds(q, n, K, X) * self.ratios[len(self.steps) % len(self.ratios)]
+        mean = self.coefficients.seconds(q, n, K, X)
+        seconds = mean * self.ratios[len(self.steps) % len(self.ratios)]
+        for line, excess in zip(self.lines, self._excess, strict=True):
+            seconds = min(seconds, line.rate * mean + line.burst_s - excess)
+        self._excess = [
+            max(0.0, e + seconds - line.rate * mean) for line, e in zip(self.lines, self._excess, strict=True)
+        ]
         end = view.now_s + seconds
         self.steps.append((q, n, seconds))
         emitting = list(decodes)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from _loop import Arrival, Loop, Outcome
 from headway.admission import create as create_admission
-from headway.core import CostCoefficients, Slo
+from headway.core import CostCoefficients, Line, Slo
 from headway.policies import create as create_policy
 
 costs = st.builds(
@@ -122,6 +122,50 @@ def test_the_guarantee_holds_for_every_course_under_the_envelope(
     ratios = [rng.uniform(0.3, 1.3) for _ in range(37)]
     more = {"blocking_s": blocking_s, "max_step_tokens": max_step_tokens, "skip": skip}
     assert broken(run(*load, method=method, factor=1.3, ratios=ratios, **more)) == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    load=loads(),
+    seed=st.integers(0, 10_000),
+    lines=st.lists(
+        st.tuples(st.sampled_from([1.0, 1.05, 1.2]), st.sampled_from([0.0, 0.5, 2.0, 6.0])), min_size=1, max_size=2
+    ),
+    low=st.sampled_from([0.3, 1.0, 1.6]),
+    **engines,
+)
+def test_the_guarantee_holds_for_every_course_under_the_envelopes_of_stretches(
+    load: tuple[CostCoefficients, list[Arrival]],
+    seed: int,
+    lines: list[tuple[float, float]],
+    low: float,
+    blocking_s: float,
+    max_step_tokens: int,
+    method: str,
+    skip: bool,
+) -> None:
+    """Single steps take up to 1.6 times their mean, steps in a row no more than their rate and burst allow."""
+    rng = random.Random(seed)
+    more = {
+        "blocking_s": blocking_s,
+        "max_step_tokens": max_step_tokens,
+        "skip": skip,
+        "ratios": [rng.choice([low, rng.uniform(low, 1.6), 1.6]) for _ in range(37)],
+        "lines": tuple(Line(rate, times * load[0].g) for rate, times in lines),
+    }
+    assert broken(run(*load, method=method, factor=1.6, **more)) == []
+
+
+def test_a_promise_counts_on_what_steps_in_a_row_take() -> None:
+    """Ten prompts at once, steps of up to 1.5 times their mean, in a row 1.05 times: knowing that, more is promised."""
+    cost = CostCoefficients(g=0.01, a=1e-3, b=0.0)
+    arrivals = [Arrival(at_s=0.0, prompt=100, output=1, slo=Slo(name="a", ttft_s=1.0)) for _ in range(10)]
+    more = {"factor": 1.5, "ratios": [1.5], "blocking_s": 0.15}
+    alone = run(cost, arrivals, **more)
+    together = run(cost, arrivals, lines=(Line(1.05, 0.03),), **more)
+    assert broken(alone) == broken(together) == []
+    counts = [sum(o.verdict == "accept" for o in outcomes) for outcomes in (alone, together)]
+    assert counts[0] < counts[1]
 
 
 @pytest.mark.parametrize("seed", range(6))

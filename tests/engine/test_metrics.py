@@ -130,6 +130,8 @@ def gauges(**changes: float) -> dict[str, float]:
         "pending_tokens",
         "bookings",
         "tenants",
+        "exceeded_stretch",
+        "judged_stretch",
         *(f"{key}_{regime}" for key in ("exceeded", "judged", "factor", "drifting") for regime in REGIMES),
         "eps",
         "ready",
@@ -183,6 +185,17 @@ def test_the_envelope_is_measured_by_regime(registry: CollectorRegistry) -> None
             'headway_step_envelope_drifting{regime="decode_only"} 1.0',
             'headway_step_envelope_drifting{regime="mixed"} 0.0',
         ]
+    )
+
+
+def test_the_envelopes_of_stretches_are_told_once_they_are_known(registry: CollectorRegistry) -> None:
+    """Before enough steps were seen there is no burst, and nothing was judged; the ratio is that of what was."""
+    metrics = Metrics(registry)
+    recorded(Report(), metrics, gauges=gauges())
+    assert "headway_stretch_burst" not in text(registry, "stretch")
+    recorded(Report(), metrics, gauges=gauges(judged_stretch=8, exceeded_stretch=2) | {"burst_1.1": 0.04})
+    assert text(registry, "stretch") == "\n".join(
+        ["headway_stretch_exceeded_ratio 0.25", 'headway_stretch_burst_seconds{rate="1.1"} 0.04']
     )
 
 

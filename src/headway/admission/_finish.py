@@ -29,6 +29,7 @@ class Load(NamedTuple):
     served: int  # n*
     reserved_tokens: int  # K*
     factor: float  # envelope / mean, f
+    lines: tuple[tuple[float, float], ...] = ()  # envelopes of steps in a row (`Slot.lines`)
 
 
 class Queue(NamedTuple):
@@ -129,8 +130,10 @@ class Worst:
         if not 0 < late <= hopeless:
             return finish
         # Half as long slots are of use only when what is latest in long ones is in time in them, were no step short.
-        halves = self._walks(step / 2, own / 2, backlog, beyond=False)
         work_s = float(backlog[at + latest]) - 1e-9
+        if all([self._at_most_s(each / 2, due_s, backlog) < work_s for each in ((step,) if latest else (step, own))]):
+            return finish
+        halves = self._walks(step / 2, own / 2, backlog, beyond=False)
         if all(walk.done_s(due_s) < work_s for walk in (halves[:1] if latest else halves)):
             return finish
         sooner = self._timed(halves, step / 2, backlog)
@@ -148,6 +151,23 @@ class Worst:
             early = int(count)
             finish = self._timed(walks, step, backlog, early=early)
         return finish
+
+    def _at_most_s(self, step_s: float, time_s: float, backlog: Floats) -> float:
+        """Return work that the walk of steps of at least `step_s` has done by a time at most, without walking."""
+        slot, load, cost, left = self._slot(step_s), self.load, self.view.cost.mean, self.queue.left
+        if self.closed or slot.uniform or slot.length_s <= 0 or not cost.b:
+            return math.inf
+        slots = min(MAX_STEPS, int(slot.within_s(time_s - step_s) / slot.length_s + 1e-9))
+        length_s = slot.length_s / load.factor
+        # As if the decodes that end on the way had ended already.
+        room_s = length_s - cost.g - cost.k * load.reserved_tokens - cost.b * np.count_nonzero(left >= slots)
+        # So many prefills may join before a slot carries no more, and work done grows until then.
+        most = int(max(room_s, 0.0) / cost.b)
+        if most < len(backlog):
+            slots = min(slots, int(backlog[most] / length_s))
+        joined = int(backlog.searchsorted(slots * length_s))
+        paid = (slots - np.floor(backlog[:joined] / length_s)).sum()
+        return max(slots, 0) * max(room_s, 0.0) - cost.b * float(paid)
 
     def _walks(self, step_s: float, own_s: float, backlog: Floats, *, beyond: bool = True) -> list[Walk | Slot]:
         """Return what full steps of at least `step_s` carry and, where they are longer, those that bind the candidate.
@@ -234,7 +254,7 @@ class Worst:
             last_s = max(self.due_s, float(queue.dues[-1]) - self.start_s if len(backlog) > at + 1 else -math.inf)
             until = MAX_STEPS
             if slot.length_s > 0:
-                until = int(min(MAX_STEPS, max(last_s - slot.step_s, 0.0) / slot.length_s + 1.0))
+                until = int(min(MAX_STEPS, max(slot.within_s(last_s - slot.step_s), 0.0) / slot.length_s + 1.0))
             until = min(until, self._slots(slot, float(backlog[-1]) + self.fixed_s * at))
             slots = max(slots, until) if beyond else until
         return guaranteed(
@@ -256,6 +276,7 @@ class Worst:
             reserved_tokens=load.reserved_tokens,
             waste_s=self.waste_s,
             step_tokens=self.view.max_step_tokens - load.served,
+            lines=load.lines,
         )
 
     @staticmethod

@@ -52,6 +52,8 @@ class ResponseTime:
         method: "walk" (steps forward, with departures) or "closed" (constant capacity).
         strict: promise only what holds for every run in which each step stays under its envelope (`guaranteed`),
             instead of the expected course (`capacity`).
+        stretches: a strict promise counts on what steps in a row were measured to take (core/stretch.py), instead of
+            the envelope of each.
         foresight: share of the recent denser demand that is reserved, 0 (none) to 1 (all).
         concede: share of what the steps can carry until its deadline that a request may take, with all that is
             before it, even when denser demand fills them: as much is left for those, and capacity is not left idle.
@@ -66,6 +68,7 @@ class ResponseTime:
         *,
         method: Literal["walk", "closed"] = "walk",
         strict: bool = False,
+        stretches: bool = True,
         foresight: float = 1.0,
         concede: float = 0.35,
         hesitate: float = 0.5,
@@ -80,6 +83,7 @@ class ResponseTime:
             raise ValueError(f"min_chunk = {min_chunk!r}: expected at least 1")
         self.method = method
         self.strict = strict
+        self.stretches = stretches
         self.foresight = foresight
         self.concede = concede
         self.hesitate = hesitate
@@ -152,6 +156,7 @@ class ResponseTime:
         with_it[:at], with_it[at] = ahead[:at], before + own
         np.add(ahead[at:], own, out=with_it[at + 1 :])
         horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
+        load = load._replace(lines=self._lines(view, factor, request.due_s - view.now_s, horizon))
         # Finishing times of the candidate and of everything behind it in deadline order.
         queue = Queue(dues, promised, at, ledger.outputs_left(), remaining, context)
         finish = start + self._finish(view, request, load, queue, with_it, horizon)
@@ -213,6 +218,21 @@ class ResponseTime:
         if self.strict and (alone := view.cost.mean.seconds(0, 1, 0, 0)) > 0:
             factor = max(factor, view.cost.envelope(0, 1, 0, 0) / alone)
         return factor
+
+    def _lines(self, view: EngineView, factor: float, *horizons_s: float) -> tuple[tuple[float, float], ...]:
+        """The envelopes of steps in a row that a strict promise counts on, by the sum of the envelopes of each.
+
+        Of all the one that is least at each of some horizons: any of them gives a bound.
+        """
+        if not (self.strict and self.stretches):
+            return ()
+        lines = [(line.rate / factor, line.burst_s) for line in view.cost.lines]
+        best: list[tuple[float, float]] = []
+        for t in horizons_s:
+            least, at = min([(slope * t + burst, at) for at, (slope, burst) in enumerate(lines)], default=(t, -1))
+            if least < t and lines[at] not in best:
+                best.append(lines[at])
+        return tuple(best)
 
     def _columns(self, ledger: Ledger) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
         """The columns of `pending`; a strict promise counts on no hit in the prefix cache that is not held yet."""

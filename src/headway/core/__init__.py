@@ -11,6 +11,7 @@ from headway.core.desk import Answer, Desk
 from headway.core.ledger import Ledger
 from headway.core.request import Phase, RequestState
 from headway.core.slo import Slo
+from headway.core.stretch import Line, Stretches
 from headway.core.tenants import FairShares
 from headway.core.verdict import Accept, Admission, Defer, Reason, Reject, Verdict
 from headway.core.view import EngineView, KvView, Policy, StepPlan
@@ -28,6 +29,7 @@ __all__ = [
     "FairShares",
     "KvView",
     "Ledger",
+    "Line",
     "Phase",
     "Policy",
     "Reason",
@@ -37,5 +39,6 @@ __all__ = [
     "Step",
     "StepCost",
     "StepPlan",
+    "Stretches",
     "Verdict",
 ]

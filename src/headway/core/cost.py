@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.envelope import SPANS, Drift, Envelope
+from headway.core.stretch import Line, Stretches
 
 #: Scale of q, n, K, X that makes the normal equations well conditioned (typical sizes, not limits).
 _SCALE = np.array([1.0, 100.0, 10.0, 10_000.0, 100_000.0])
@@ -123,6 +124,7 @@ class StepCost:
         self._slow_moment = np.zeros((2, 5))
         window = window or max(256, math.ceil(1 / eps))
         self._envelopes = (Envelope(eps, window), Envelope(eps, window))
+        self.stretches = Stretches(eps, window)
         self._recent: deque[tuple[float, bool]] = deque(maxlen=SPANS[-1])  # ratios of both regimes, whether mixed
         self._drifts: list[Drift] = []
         self.steps = 0
@@ -142,6 +144,11 @@ class StepCost:
     def factor(self) -> float:
         """Envelope / mean of a step that carries prefill."""
         return self._envelopes[1].factor
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Envelopes of steps in a row (core/stretch.py); none while single ones leave theirs."""
+        return () if self.drifting else self.stretches.lines
 
     def envelope(self, q: float, n: float, K: float, X: float) -> float:
         """Return the time a step stays under with probability 1 - eps, in seconds."""
@@ -175,6 +182,7 @@ class StepCost:
         if self.steps <= 32 or self.steps % 8 == 0:
             self._solve()
         if trusted:
+            self.stretches.add(step.seconds, predicted)
             self._judge(ratio, step.q > 0)
         return ratio
 
@@ -223,6 +231,7 @@ class StepCost:
         self._moment *= level
         self._slow_moment *= level
         self._solve()
+        self.stretches.clear()
         recent = list(self._recent)
         old, new = recent[: len(recent) - newest], recent[len(recent) - newest :]
         self._recent.clear()
@@ -270,9 +279,12 @@ class StepCost:
         return other
 
     @classmethod
-    def fixed(cls, coefficients: CostCoefficients, *, factor: float = 1.0, eps: float = 0.05) -> Self:
+    def fixed(
+        cls, coefficients: CostCoefficients, *, factor: float = 1.0, eps: float = 0.05, lines: tuple[Line, ...] = ()
+    ) -> Self:
         """Return a cost that is known and whose envelope is `factor` times the mean (tests, twin)."""
         cost = cls(coefficients, eps=eps)
+        cost.stretches.fix(lines)
         for envelope in cost._envelopes:
             envelope.factor = factor
         return cost

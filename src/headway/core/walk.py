@@ -93,7 +93,8 @@ def work_s(cost: CostCoefficients, remaining: Floats, context: Floats) -> Floats
 def decode_counts(left: Ints, steps: int) -> Floats:
     """Return how many of the decodes with `left` tokens to come may still run in step 1, 2, ..., `steps`."""
     # A decode with m tokens left runs in steps 1..m.
-    return len(left) - np.sort(left).searchsorted(np.arange(1, steps + 1)).astype(np.float64)
+    ended = np.bincount(np.minimum(np.maximum(left, 0), steps), minlength=steps + 1)[:steps].cumsum()
+    return len(left) - ended.astype(np.float64)
 
 
 def lengths(
@@ -234,12 +235,26 @@ class Slot:
         length_s: shortest length of a full step: less what may be left over in it, and what the token budget ends.
         room_s: prefill work of `length_s` with everything accepted decoding (may be negative).
         uniform: the token budget ends steps, so that departures of decodes must not be counted on.
+        lines: (slope, burst) of envelopes of steps in a row: steps whose own envelopes are T seconds in sum take at
+            most slope * T + burst.
     """
 
     step_s: float
     length_s: float
     room_s: float
     uniform: bool
+    lines: tuple[tuple[float, float], ...] = ()
+
+    def latest_s(self, envelope_s: Floats) -> Floats:
+        """Return by when steps are over whose envelopes take so long in sum (shape of it)."""
+        latest = envelope_s
+        for slope, burst in self.lines:
+            latest = np.minimum(latest, slope * envelope_s + burst)
+        return latest
+
+    def within_s(self, time_s: float) -> float:
+        """Return how long the envelopes of steps that are over by a time take in sum: `latest_s` inverted."""
+        return max([time_s, *((time_s - burst) / slope for slope, burst in self.lines)])
 
     def finish_s(self, backlog: Floats) -> Floats:
         """Return ceil(H / w) * L + s with everything accepted decoding for ever; inf when nothing fits a step.
@@ -250,13 +265,16 @@ class Slot:
         if self.room_s <= 0 or self.length_s <= 0:
             return np.full(len(backlog), math.inf)
         slots = np.maximum(1.0, np.ceil(backlog / self.room_s - 1e-9))
-        return np.asarray(slots * self.length_s + self.step_s)
+        return np.asarray(self.latest_s(slots * self.length_s) + self.step_s)
 
     def done_by_s(self, times: Floats) -> Floats:
         """Return the work that is done by each of some times, as `Walk.done_by_s` does."""
         if self.room_s <= 0 or self.length_s <= 0:
             return np.full(len(times), -math.inf)
-        slots = np.floor((times - self.step_s) / self.length_s)
+        within = times - self.step_s
+        for slope, burst in self.lines:
+            within = np.maximum(within, (times - self.step_s - burst) / slope)
+        slots = np.floor(within / self.length_s)
         return np.where(slots < 1, -math.inf, slots * self.room_s)
 
     def end_s(self, backlog_s: float) -> float:
@@ -277,6 +295,7 @@ def worst_slot(
     reserved_tokens: float,
     waste_s: float,
     step_tokens: int,
+    lines: tuple[tuple[float, float], ...] = (),
 ) -> Slot:
     """Return the worst full step.
 
@@ -288,6 +307,7 @@ def worst_slot(
         reserved_tokens: K*.
         waste_s: work of the largest chunk that a step may leave out because it is too small.
         step_tokens: prompt tokens that the token budget leaves a step with n* decodes.
+        lines: envelopes of steps in a row (`Slot.lines`).
     """
     base = cost.g + cost.b * served + cost.k * reserved_tokens
     length = step_s - factor * waste_s
@@ -295,7 +315,7 @@ def worst_slot(
     uniform = cost.g + tokens_s < length / factor
     if uniform:
         length = min(length, factor * (base + tokens_s))
-    return Slot(step_s=step_s, length_s=length, room_s=length / factor - base, uniform=uniform)
+    return Slot(step_s=step_s, length_s=length, room_s=length / factor - base, uniform=uniform, lines=lines)
 
 
 def guaranteed(
@@ -307,8 +327,8 @@ def guaranteed(
     and a decode that is there for m steps pays b at most min(m, T / length) times; what is left of T is prefill work.
     A pending prefill decodes no sooner than after the work before it. Slots in which decodes take more than there is
     count as negative: real steps are then longer, and the same payments come later. A step that completes a first
-    token ends by its deadline; one `step_s` more leaves every step before that its full length. The proof is in
-    docs/guarantee.md.
+    token ends by its deadline; one `step_s` more leaves every step before that its full length. Slots are laid out in
+    the time of envelopes; by the clock they are over at `Slot.latest_s`. The proof is in docs/guarantee.md.
 
     Args:
         cost: coefficients of the mean step.
@@ -328,5 +348,5 @@ def guaranteed(
         joined = backlog.searchsorted(slots * (slot.length_s / factor))
         base = cost.g + cost.k * reserved_tokens
         room = slot.length_s / factor - base - cost.b * (decodes + joined)
-    ends = slot.length_s * slots + slot.step_s
+    ends = slot.latest_s(slot.length_s * slots) + slot.step_s
     return Walk(cumulative=np.maximum.accumulate(np.maximum(room.cumsum(), 0.0)), ends_s=ends)

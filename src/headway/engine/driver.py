@@ -265,7 +265,9 @@ class Driver:
                 f"factor_{regime}": envelope.factor,
                 f"drifting_{regime}": float(envelope.drifting),
             }
-        return found
+        stretches = self.cost.stretches
+        found["exceeded_stretch"], found["judged_stretch"] = stretches.exceeded
+        return found | {f"burst_{line.rate:g}": line.burst_s for line in stretches.known}
 
     # Inside
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core import CostCoefficients
+from headway.core import CostCoefficients, Line, Stretches
 from headway.errors import InputError
 from headway.twin.noise import NoiseModel
 from headway.twin.price import correct
@@ -200,7 +200,7 @@ def calibrate(
     rank = min(math.ceil((len(judged) + 1) * (1 - eps)), len(judged))
     cost = fit(log.terms, log.seconds)
     # Both quantiles from the fit of everything, so that the twin's steps scatter around what it predicts.
-    predicted = predict(cost, log.terms)
+    predicted = predicted_all = predict(cost, log.terms)
     spread = log.seconds / predicted
     stalled = spread > _STALL * np.median(spread)
     calm_steps = log.terms[~stalled]
@@ -214,6 +214,7 @@ def calibrate(
         correction=correct(log.terms, predicted * noise.mean(lengths), log.seconds),
         envelope_factor=max(1.0, round(float(np.sort(judged)[rank - 1]), 5)),
         eps=eps,
+        lines=stretches(log.seconds, predicted_all, eps=eps),
         noise=noise,
         engine=_engine(log) | dict(engine or {}),
         provenance={
@@ -227,6 +228,14 @@ def calibrate(
         },
         fit_error=errors(trial, later, measured),
     )
+
+
+def stretches(seconds: Floats, predicted: Floats, *, eps: float) -> tuple[Line, ...]:
+    """Return the envelopes of steps in a row (core/stretch.py), given what steps took and what was predicted."""
+    seen = Stretches(eps, len(seconds))
+    for taken, mean in zip(seconds.tolist(), predicted.tolist(), strict=True):
+        seen.add(taken, mean)
+    return tuple([Line(line.rate, math.ceil(line.burst_s * 1e5) / 1e5) for line in seen.known])
 
 
 #: So many steps of more than four times the usual length tell how their scatter differs.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core import Line
 from headway.errors import InputError
 
 Floats = NDArray[np.float64]
@@ -73,13 +75,22 @@ class NoiseModel:
 
 
 class Noise:
-    """A stream of step factors. Taking them one by one or many at once gives the same stream."""
+    """A stream of step factors. Taking them one by one or many at once gives the same stream.
 
-    __slots__ = ("_at", "_block", "_generator", "_list", "_slow", "model")
+    Args:
+        model: their distribution.
+        generator: of random numbers.
+        lines: envelopes of steps in a row, whose factors are made smaller where they would exceed one.
+    """
 
-    def __init__(self, model: NoiseModel, generator: np.random.Generator) -> None:
+    __slots__ = ("_ahead", "_at", "_block", "_excess", "_generator", "_lines", "_list", "_slow", "model")
+
+    def __init__(self, model: NoiseModel, generator: np.random.Generator, lines: Sequence[Line] = ()) -> None:
         self.model = model
         self._generator = generator
+        self._lines = tuple(lines)
+        self._excess = [0.0] * len(self._lines)  # as in core/stretch.py
+        self._ahead: list[list[float]] = []  # after each step that was peeked at
         self._block: Floats = np.empty(0)
         self._list: list[float] = []
         self._at = 0
@@ -91,9 +102,11 @@ class Noise:
             self._fill(1)
         self._at += 1
         factor, model = self._list[self._at - 1], self.model
-        if model.keep == 1 or price_s <= model.ref_s:
-            return factor
-        return 1.0 + (factor - 1.0) * (model.keep + (1.0 - model.keep) * math.sqrt(model.ref_s / price_s))
+        if not (model.keep == 1 or price_s <= model.ref_s):
+            factor = 1.0 + (factor - 1.0) * (model.keep + (1.0 - model.keep) * math.sqrt(model.ref_s / price_s))
+        if self._lines:
+            factor, self._excess = self._within(factor, price_s, self._excess)
+        return factor
 
     def peek(self, prices_s: Floats) -> Floats:
         """Return the factors of the next steps without taking them, given their prices (shape of it)."""
@@ -101,14 +114,31 @@ class Noise:
         if self._at + n > len(self._list):
             self._fill(n)
         factors, model = self._block[self._at : self._at + n], self.model
-        if model.keep == 1:
+        if model.keep != 1:
+            # The same operations as for one step, each correctly rounded: the streams are equal to the last bit.
+            factors = np.where(prices_s <= model.ref_s, factors, 1.0 + (factors - 1.0) * model.part(prices_s))
+        if not self._lines:
             return factors
-        # The same operations as for one step, each correctly rounded: the streams are equal to the last bit.
-        return np.where(prices_s <= model.ref_s, factors, 1.0 + (factors - 1.0) * model.part(prices_s))
+        limited, excess, self._ahead = [], self._excess, []
+        for factor, price in zip(factors.tolist(), prices_s.tolist(), strict=True):
+            factor, excess = self._within(factor, price, excess)
+            limited.append(factor)
+            self._ahead.append(excess)
+        return np.array(limited)
 
     def skip(self, n: int) -> None:
         """Take `n` factors that were peeked at."""
         self._at += n
+        if self._lines and n:
+            self._excess = self._ahead[n - 1]
+
+    def _within(self, factor: float, price_s: float, excess: list[float]) -> tuple[float, list[float]]:
+        """Return the factor under which no line is exceeded, at most `factor`, and the excesses behind the step."""
+        for line, before in zip(self._lines, excess, strict=True):
+            factor = min(factor, line.rate + (line.burst_s - before) / price_s)
+        seconds = factor * price_s
+        after = [max(0.0, e + seconds - line.rate * price_s) for line, e in zip(self._lines, excess, strict=True)]
+        return factor, after
 
     def _fill(self, n: int) -> None:
         model, parts = self.model, [self._block[self._at :]]

@@ -5,12 +5,13 @@ A promise must hold for every course, so `headway check` tries regular, random a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core import Line
 from headway.twin.noise import Noise, NoiseModel
 
 Floats = NDArray[np.float64]
@@ -22,12 +23,12 @@ _BLOCK = 4096
 
 
 class Scripted(Noise):
-    """A stream of step factors that follows a course."""
+    """A stream of step factors that follows a course, as far as the envelopes of steps in a row let it."""
 
     __slots__ = ("_course", "_first")
 
-    def __init__(self, course: Course) -> None:
-        super().__init__(NoiseModel(), np.random.default_rng(0))
+    def __init__(self, course: Course, lines: Sequence[Line] = ()) -> None:
+        super().__init__(NoiseModel(), np.random.default_rng(0), lines)
         self._course = course
         self._first = 0  # step of the first factor that is kept
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from headway.core import CostCoefficients
+from headway.core import CostCoefficients, Line
 from headway.errors import InputError
 from headway.twin.noise import NoiseModel
 from headway.twin.price import NONE, Correction, Price, as_tables, edges
@@ -65,6 +65,7 @@ class Profile:
     correction: Correction = NONE  # of the price of a step; what the engine believes is linear
     envelope_factor: float = 1.2
     eps: float = 0.05
+    lines: tuple[Line, ...] = ()  # envelopes of steps in a row
     noise: NoiseModel = field(default_factory=NoiseModel)
     engine: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -90,7 +91,11 @@ class Profile:
             "name": self.name,
             "label": self.label,
             "cost": {key: getattr(self.cost, name) for key, name in _COST.items()},
-            "envelope": {"eps": self.eps, "factor": self.envelope_factor},
+            "envelope": {
+                "eps": self.eps,
+                "factor": self.envelope_factor,
+                **({"stretches": [line._asdict() for line in self.lines]} if self.lines else {}),
+            },
             "noise": {
                 key: getattr(self.noise, key)
                 for key in ("sigma", "stall_share", "stall_factor", "cap", "drift", "drift_steps", "keep", "ref_s")
@@ -159,7 +164,7 @@ class _Reader:
         if values["g"] + values["a"] + values["b"] <= 0:
             raise InputError.at(self.path, None, "cost", cost, "a step that takes time")
         envelope, noise = self.table(data, "envelope"), self.table(data, "noise")
-        self.keys("envelope.", envelope, {"eps", "factor"})
+        self.keys("envelope.", envelope, {"eps", "factor", "stretches"})
         self.keys("noise.", noise, {item.name for item in fields(NoiseModel)})
         factor = self.number("envelope", envelope, "factor", 1.2)
         if factor < 1:
@@ -176,12 +181,25 @@ class _Reader:
             correction=self.correction(self.table(data, "correction")),
             envelope_factor=factor,
             eps=self.number("envelope", envelope, "eps", 0.05),
+            lines=self.lines(envelope.get("stretches", [])),
             noise=NoiseModel(**{key: self.number("noise", noise, key, None) for key in noise}),
             engine=engine,
             provenance=self.table(data, "provenance"),
             fit_error=self.table(data, "fit_error"),
             twin_error=tuple(self.error(entry) for entry in data.get("twin_error", ())),
         )
+
+    def lines(self, rows: Any) -> tuple[Line, ...]:
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise InputError.at(self.path, None, "envelope.stretches", rows, "tables with rate and burst_s")
+        out = []
+        for row in rows:
+            self.keys("envelope.stretches.", row, {"rate", "burst_s"})
+            rate, burst = (self.number("envelope.stretches", row, key, None) for key in ("rate", "burst_s"))
+            if rate < 1:
+                raise InputError.at(self.path, None, "envelope.stretches.rate", rate, "a number of at least 1")
+            out.append(Line(rate, burst))
+        return tuple(out)
 
     def correction(self, rows: dict[str, Any]) -> Correction:
         if not rows:

@@ -160,11 +160,12 @@ def simulate(
     if noisy == "bounded":
         profile = replace(profile, correction=NONE)  # the envelope is one of the line that decisions believe in
     model = _noise(profile, noisy)
+    lines = profile.lines if noisy == "bounded" else ()
     engines = [
         Engine(
             config=config,
             truth=profile.price,
-            noise=noise(index) if noise else Noise(model, np.random.default_rng([scenario.seed, index])),
+            noise=noise(index) if noise else Noise(model, np.random.default_rng([scenario.seed, index]), lines),
             policy=policy_of(),
             admission=admission_of(),
             belief=_belief(profile, config),
@@ -264,7 +265,7 @@ def _noise(profile: Profile, setting: Value) -> NoiseModel:
 def _belief(profile: Profile, config: EngineConfig) -> StepCost:
     if config.learn:
         return StepCost(profile.cost, eps=config.eps)
-    return StepCost.fixed(profile.cost, factor=profile.envelope_factor, eps=config.eps)
+    return StepCost.fixed(profile.cost, factor=profile.envelope_factor, eps=config.eps, lines=profile.lines)
 
 
 def _config(profile: Profile, settings: dict[str, Value]) -> EngineConfig:

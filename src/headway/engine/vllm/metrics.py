@@ -10,6 +10,7 @@ from weakref import WeakSet
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from headway.core.cost import REGIMES
+from headway.core.stretch import RATES
 from headway.engine.vllm.messages import ENV_STEP_LOG
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -85,6 +86,12 @@ class Metrics:
                 ("drifting", "step_envelope_drifting", "1 while promises are tightened because steps exceed too often"),
             )
         }
+        self.stretch_exceeded = gauge(
+            "stretch_exceeded_ratio", "Share of recent steps that ended a stretch longer than its envelope"
+        )
+        self.bursts = gauge(
+            "stretch_burst_seconds", "What steps in a row take beyond the rate times their mean", ["rate"]
+        )
         self.busy_ratio = gauge("engine_busy_ratio", "Share of time inside steps since the last report; 0 while idle")
         self._last_s: float | None = None
         if log := os.environ.get(ENV_STEP_LOG):
@@ -156,6 +163,11 @@ class Metrics:
                 self.envelopes["exceeded"].labels(regime).set(ratio)
             for key in ("factor", "drifting"):
                 self.envelopes[key].labels(regime).set(m[f"{key}_{regime}"])
+        if m["judged_stretch"]:
+            self.stretch_exceeded.set(m["exceeded_stretch"] / m["judged_stretch"])
+        for rate in RATES:
+            if (burst := m.get(f"burst_{rate:g}")) is not None:
+                self.bursts.labels(f"{rate:g}").set(burst)
         self.steps.inc(m["steps"])
         self.busy.inc(m["busy_s"])
         self.fail_open.inc(m["failures"])
