@@ -2,10 +2,10 @@
 
 Strict setting: policy `headway` with jump = false, admission `response_time` with strict = true, eps = 0.001; classes
 with the rule `reject`, and a second server with `defer` (not with `--quick`), which asks again while a promise is still
-possible. At 1x and 2x the capacity of stock vLLM, interleaved runs of the same requests. Traffic (`--kind`): `mixed`, four short chats to
-one document of six times the length and a later deadline, or `short`, chats only.
-Every miss is explained from its server's step log (_misses.py). Runs whose client was late are repeated once; what is
-still invalid then is counted all the same, and `invalid_runs` says so.
+possible. At 1x and 2x the capacity of stock vLLM, interleaved runs of the same requests. Traffic (`--kind`): `mixed`,
+four short chats to one document of six times the length and a later deadline, or `short`, chats only. Every miss is
+explained from its server's step log (_misses.py). Runs whose client was late are repeated once; what is still invalid
+then is counted all the same, and `invalid_runs` says so.
 
 Then the same with answers three times as long, at CHANGED_LOAD: traffic that no limit was set for. Nothing is set anew.
 
@@ -45,7 +45,7 @@ from headway.trace.synthetic import Lengths, Shape, TrafficClass, demo_trace
 EPS = 0.001
 
 #: No run is repeated after this time.
-REPEAT_UNTIL_S = 2400.0
+REPEAT_UNTIL_S = 2700.0
 LOADS = (1.0, 2.0)
 
 CHAT = TrafficClass(

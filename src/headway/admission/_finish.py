@@ -131,7 +131,8 @@ class Worst:
             return finish
         # Half as long slots are of use only when what is latest in long ones is in time in them, were no step short.
         work_s = float(backlog[at + latest]) - 1e-9
-        if all([self._at_most_s(each / 2, due_s, backlog) < work_s for each in ((step,) if latest else (step, own))]):
+        tried = (step,) if latest else (step, own)
+        if all(self._at_most_s(each / 2, due_s, backlog) < work_s for each in tried):
             return finish
         halves = self._walks(step / 2, own / 2, backlog, beyond=False)
         if all(walk.done_s(due_s) < work_s for walk in (halves[:1] if latest else halves)):
