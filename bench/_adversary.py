@@ -39,6 +39,7 @@ ENGINES: tuple[dict[str, Any], ...] = (
     {"prefix_cache": True, "kv_blocks": 120, "async_lag": True},
     {"blocking_s": 0.0},  # tight: 3 steps with a smallest chunk
     {"max_running": 12},
+    {"async_lag": True, "blocking_s": 1.0},  # wide: ten steps with a smallest chunk
 )
 
 
@@ -63,10 +64,10 @@ def case(number: int, requests: int) -> Case:
     shape = ORDER[number % len(ORDER)]
     cost_name = str(random.choice(list(COSTS)))
     engine = dict(ENGINES[int(random.integers(len(ENGINES)))])
-    factor = float(random.choice([1.05, 1.2, 1.5]))
+    factor = float(random.choice([1.05, 1.2, 1.5, 2.0]))
     cost = COSTS[cost_name]
     if "blocking_s" in engine:
-        engine["blocking_s"] = 3 * factor * (cost.g + 16 * cost.a)
+        engine["blocking_s"] = (10 if engine["blocking_s"] else 3) * factor * (cost.g + 16 * cost.a)
     slos = classes(cost, factor, random)
     trace = SHAPES[shape](random, requests, cost, list(slos.values()), float(random.choice([0.4, 0.6, 0.8, 1.2, 2.0])))
     courses: list[tuple[str, Course]] = [

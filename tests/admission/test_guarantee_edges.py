@@ -16,7 +16,7 @@ import pytest
 from _build import decoding, pending, request, view
 from _loop import Arrival, Loop
 from headway.admission import create as create_admission
-from headway.core import Accept, CostCoefficients, Ledger, Reason, Reject, RequestState, Slo, StepPlan
+from headway.core import Accept, CostCoefficients, Ledger, Line, Reason, Reject, RequestState, Slo, StepPlan
 from headway.core.desk import Desk
 from headway.core.walk import guaranteed, worst_slot
 from headway.policies import create as create_policy
@@ -44,10 +44,15 @@ def trace(rows: list[tuple[float, int, int, str]], hashes: list[list[int]] | Non
 
 
 def scenario(
-    slos: dict[str, Slo], *, factor: float = 1.2, cost: CostCoefficients = COST, **settings: object
+    slos: dict[str, Slo],
+    *,
+    factor: float = 1.2,
+    cost: CostCoefficients = COST,
+    lines: tuple[Line, ...] = (),
+    **settings: object,
 ) -> Scenario:
     """Return strict settings on a twin of this cost."""
-    profile = Profile(name="test", label="estimated", cost=cost, envelope_factor=factor)
+    profile = Profile(name="test", label="estimated", cost=cost, envelope_factor=factor, lines=lines)
     return Scenario(profile=profile, slos=slos, settings={**STRICT, **settings})  # type: ignore[arg-type]
 
 
@@ -343,6 +348,32 @@ def test_a_stream_of_twice_the_pace_may_run_in_every_second_step() -> None:
     assert create_policy("headway", jump=False).plan(view(ledger, COST, now=now)).held == frozenset()
 
 
+def test_plans_take_the_step_in_flight_at_its_own_envelope() -> None:
+    """Asynchronous, and a stream that is far ahead of its pace: the first step is five times as long as the pace.
+
+    A promise that counted on steps in a row alone was given up as lost: by the clock of the plan, the step behind began
+    so much later.
+    """
+    slos = {"stream": Slo(name="stream", tpot_s=0.05), "soon": Slo(name="soon", ttft_s=0.28, tpot_s=0.05)}
+    slos["later"] = Slo(name="later", ttft_s=10.0, tpot_s=0.05)
+    given = scenario(
+        slos,
+        factor=1.5,
+        cost=CostCoefficients(g=1e-3, a=1e-3, b=0.0),
+        lines=(Line(1.0, 0.0),),
+        async_lag=True,
+        blocking_s=0.25,
+    )
+    # How long a prompt may be that is promised at all is for the test to say; every length must then be in time.
+    promised = []
+    for tokens in range(100, 230, 5):
+        rows = [(0.0, 16, 2000, "stream"), (1.0, tokens, 2, "soon"), (1.0, 2000, 2, "later")]
+        found = attempted(trace(rows), given, "mean", constant(1.0))
+        assert found.missed == 0, tokens
+        promised.append(found.accepted)
+    assert max(promised) > min(promised)
+
+
 def test_a_promise_ahead_may_leave_its_last_step_short() -> None:
     """A promise made at a pace of 20 ms ends within 55 ms of its last step; slots of 250 ms count that step as lost.
 
@@ -385,6 +416,8 @@ def test_its_own_pace_does_not_slow_what_comes_before_its_first_token() -> None:
         {"async_lag": True, "token_budget": 120, "output_cap": 24},
         {"prefix_cache": True, "kv_blocks": 120, "async_lag": True},
         {"kv_blocks": 90, "max_running": 12},
+        {"async_lag": True, "blocking_s": 0.3, "lines": (Line(1.0, 0.02),)},
+        {"blocking_s": 0.3, "lines": (Line(1.0, 0.0), Line(1.1, 0.01))},
     ],
 )
 def test_no_promise_breaks_in_the_twin(seed: int, settings: dict[str, object]) -> None:

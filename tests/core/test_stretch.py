@@ -53,10 +53,21 @@ def test_a_rate_that_is_over_its_burst_says_nothing_until_it_is_back() -> None:
     stretches.add(1.5, 1.0)
     assert stretches.lines == ()
     assert stretches.over_s == pytest.approx(0.5 - 0.02)
-    assert stretches.exceeded == (1, 301)
+    assert stretches.exceeded == (1, 301 - LEAST_STEPS)
     stretches.add(0.4, 1.0)
     assert len(stretches.lines) == len(RATES)
     assert stretches.over_s == 0
+
+
+def test_a_spell_that_grows_is_not_counted_on_even_where_the_burst_grows_with_it() -> None:
+    """With an eps of 0.001 the burst is the largest excess, the newest included: that one does not hold yet."""
+    stretches = fed([(1.0, 1.0)] * 300, eps=0.001)
+    for _ in range(3):
+        stretches.add(1.5, 1.0)
+        assert stretches.lines == ()
+    stretches.add(1.0, 1.0)
+    assert len(stretches.lines) == len(RATES)
+    assert max(line.burst_s for line in stretches.lines) == pytest.approx(3 * 0.48)
 
 
 def test_known_envelopes_are_not_learned_over() -> None:

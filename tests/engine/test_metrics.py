@@ -197,6 +197,8 @@ def test_the_envelopes_of_stretches_are_told_once_they_are_known(registry: Colle
     assert text(registry, "stretch") == "\n".join(
         ["headway_stretch_exceeded_ratio 0.25", 'headway_stretch_burst_seconds{rate="1.1"} 0.04']
     )
+    recorded(Report(), metrics, gauges=gauges())
+    assert 'headway_stretch_burst_seconds{rate="1.1"} NaN' in text(registry, "stretch")
 
 
 def test_an_idle_engine_is_not_busy(registry: CollectorRegistry) -> None:

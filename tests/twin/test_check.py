@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headway.cli.main import build
+from headway.core import Line
 from headway.errors import InputError
 from headway.replay.targets import Targets
 from headway.trace.synthetic import demo_trace
@@ -49,6 +50,41 @@ def test_a_course_is_one_stream_however_it_is_read(course: Course) -> None:
     assert read == whole[: len(read)].tolist()
 
 
+@pytest.mark.parametrize("course", [constant(1.5), alternating(0.3, 1.5, 20), spells(0.3, 1.5, 5)])
+def test_steps_in_a_row_keep_their_envelopes_however_they_are_read(course: Course) -> None:
+    """One by one or many at once they take the same; no stretch takes more than its rate and burst."""
+    lines, prices = (Line(1.05, 0.2), Line(1.2, 0.05)), np.random.default_rng(1).uniform(0.01, 0.1, 600)
+    one, many = Scripted(course, lines), Scripted(course, lines)
+    read = [one.next(price) for price in prices.tolist()]
+    at = 0
+    while at < len(prices):
+        taken = min(41, len(prices) - at)
+        assert many.peek(prices[at : at + 60])[:taken].tolist() == read[at : at + taken]
+        many.skip(taken)
+        at += taken
+    assert max(read) <= 1.5
+    for line in lines:
+        beyond = np.concatenate(([0.0], ((np.array(read) - line.rate) * prices).cumsum()))
+        worst = (beyond - np.minimum.accumulate(beyond)).max()
+        assert worst <= line.burst_s + 1e-9
+        assert worst > line.burst_s / 2  # the courses do try it
+
+
+def test_the_certificate_says_what_steps_in_a_row_are_counted_at() -> None:
+    """A profile with envelopes of stretches has them in the assumptions, one without says so; not where none count."""
+    with_lines = replace(BARE.profile, lines=(Line(1.1, 0.25),))
+    for profile, settings, said in (
+        (with_lines, {}, "at most 1.1 times their mean and 0.25 s"),
+        (BARE.profile, {}, "no promise counts on steps in a row"),
+        (with_lines, {"admission.stretches": False}, None),
+    ):
+        given = Scenario(profile=profile, targets=TARGETS, settings=settings)  # type: ignore[arg-type]
+        found = check(demo_trace(rate=6.0, seed=1, n=12), given, seeds=1, searches=1)
+        told = [text for text in found.assumptions if text.startswith("A1'")]
+        assert len(told) == (said is not None)
+        assert all(str(said) in text for text in told)
+
+
 def test_edited_steps_differ_and_the_rest_does_not() -> None:
     """The search changes stretches; later changes win."""
     course = Edited(constant(1.0)).change(10, 5, 1.2).change(12, 1, 0.5)
@@ -59,8 +95,8 @@ def test_a_certificate_says_what_was_tried() -> None:
     """No promise is broken under the strict settings; every pattern has its row, and it all is JSON."""
     found = certificate()
     assert found.holds
-    assert [each.pattern for each in found.attempts][:7] == [name for name, _ in patterns(1.15, 1, 0)]
-    assert len(found.attempts) == 7 + 2
+    assert [each.pattern for each in found.attempts][:8] == [name for name, _ in patterns(1.15, 1, 0)]
+    assert len(found.attempts) == 8 + 2
     for each in found.attempts:
         assert each.accepted + each.unpromised + each.refused == each.offered == 40
         assert each.missed == 0

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core import CostCoefficients
+from headway.core.stretch import RATES
 from headway.errors import InputError
 from headway.twin import Noise, NoiseModel, Profile, builtin
 from headway.twin.calibration import calibrate, read_steps
@@ -201,6 +202,46 @@ def test_a_calibration_learns_what_is_not_linear(tmp_path: Path) -> None:
     assert taken == pytest.approx(1.3 * (0.03 + 0.0006 * 25 + 2e-7 * 5000), rel=0.03)
     profile.save(tmp_path / "uneven.toml")
     assert load(tmp_path / "uneven.toml").correction == profile.correction
+
+
+def test_a_calibration_tells_what_steps_in_a_row_take(tmp_path: Path) -> None:
+    """Twenty steps of 1.4 times their mean among 1,500: what they take is in every burst, and a file keeps it."""
+    path = step_log(tmp_path / "steps", scatter=0.02)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[700:720]:
+        line["seconds"] *= 1.4
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    profile = calibrate(read_steps(path), name="slow", eps=0.001)
+    assert [line.rate for line in profile.lines] == list(RATES)
+    spell = sum(line["seconds"] for line in lines[700:720])
+    for line in profile.lines:
+        assert line.burst_s == pytest.approx(spell * (1 - line.rate / 1.4), rel=0.1, abs=0.02 * spell)
+    for name in ("slow.toml", "slow.json"):
+        profile.save(tmp_path / name)
+        assert load(tmp_path / name).lines == profile.lines
+    steady = calibrate(read_steps(step_log(tmp_path / "steady", scatter=0.02)), name="steady", eps=0.001)
+    assert all(one.burst_s < other.burst_s / 4 for one, other in zip(steady.lines, profile.lines, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("stretches", "expected"),
+    [
+        ("stretches = 1", "envelope.stretches"),
+        ("stretches = [1]", "rate and burst_s"),
+        ("[[envelope.stretches]]\nrate = 0.9\nburst_s = 0.1", "at least 1"),
+        ("[[envelope.stretches]]\nrate = 1.1\nburst_s = -1", "burst_s"),
+        ("[[envelope.stretches]]\nrate = 1.1", "burst_s"),
+        ("[[envelope.stretches]]\nrate = 1.1\nburst_s = 0.1\nsigma = 2", "sigma"),
+    ],
+)
+def test_broken_envelopes_of_stretches_are_named(tmp_path: Path, stretches: str, expected: str) -> None:
+    """Tables of a rate of at least 1 and a burst, nothing else."""
+    path = tmp_path / "p.toml"
+    path.write_text(
+        f'format = 1\nlabel = "measured"\n[cost]\ng_s = 0.01\na_s = 0.001\nb_s = 0.001\n[envelope]\n{stretches}\n'
+    )
+    with pytest.raises(InputError, match=expected):
+        load(path)
 
 
 @pytest.mark.parametrize(

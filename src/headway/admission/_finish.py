@@ -72,7 +72,7 @@ def expected(
 
 
 class Worst:
-    """Finishing times for every course under the envelope: those of the walk `guaranteed`, or of the closed form.
+    """Finishing times for every course under the envelopes: those of the walk `guaranteed`, or of the closed form.
 
     Args:
         view: the moment.
@@ -131,8 +131,8 @@ class Worst:
             return finish
         # Half as long slots are of use only when what is latest in long ones is in time in them, were no step short.
         work_s = float(backlog[at + latest]) - 1e-9
-        tried = (step,) if latest else (step, own)
-        if all(self._at_most_s(each / 2, due_s, backlog) < work_s for each in tried):
+        tried = [(step, backlog)] if latest else [(step, backlog), (own, backlog[: at + 1])]
+        if all(self._at_most_s(each / 2, due_s, work) < work_s for each, work in tried):
             return finish
         halves = self._walks(step / 2, own / 2, backlog, beyond=False)
         if all(walk.done_s(due_s) < work_s for walk in (halves[:1] if latest else halves)):
@@ -165,9 +165,9 @@ class Worst:
         # So many prefills may join before a slot carries no more, and work done grows until then.
         most = int(max(room_s, 0.0) / cost.b)
         if most < len(backlog):
-            slots = min(slots, int(backlog[most] / length_s))
+            slots = min(slots, int(backlog[most] / length_s + 1e-9))
         joined = int(backlog.searchsorted(slots * length_s))
-        paid = (slots - np.floor(backlog[:joined] / length_s)).sum()
+        paid = (slots - np.floor(backlog[:joined] / length_s + 1e-9)).sum()
         return max(slots, 0) * max(room_s, 0.0) - cost.b * float(paid)
 
     def _walks(self, step_s: float, own_s: float, backlog: Floats, *, beyond: bool = True) -> list[Walk | Slot]:

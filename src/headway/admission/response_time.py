@@ -50,8 +50,8 @@ class ResponseTime:
 
     Args:
         method: "walk" (steps forward, with departures) or "closed" (constant capacity).
-        strict: promise only what holds for every run in which each step stays under its envelope (`guaranteed`),
-            instead of the expected course (`capacity`).
+        strict: promise only what holds for every run in which steps stay under their envelopes (`guaranteed`), instead
+            of the expected course (`capacity`).
         stretches: a strict promise counts on what steps in a row were measured to take (core/stretch.py), instead of
             the envelope of each.
         foresight: share of the recent denser demand that is reserved, 0 (none) to 1 (all).
@@ -156,7 +156,7 @@ class ResponseTime:
         with_it[:at], with_it[at] = ahead[:at], before + own
         np.add(ahead[at:], own, out=with_it[at + 1 :])
         horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
-        load = load._replace(lines=self._lines(view, factor, request.due_s - view.now_s, horizon))
+        load = load._replace(lines=self._lines(view, load, request.due_s, dues[at:], promised[at:]))
         # Finishing times of the candidate and of everything behind it in deadline order.
         queue = Queue(dues, promised, at, ledger.outputs_left(), remaining, context)
         finish = start + self._finish(view, request, load, queue, with_it, horizon)
@@ -219,16 +219,29 @@ class ResponseTime:
             factor = max(factor, view.cost.envelope(0, 1, 0, 0) / alone)
         return factor
 
-    def _lines(self, view: EngineView, factor: float, *horizons_s: float) -> tuple[tuple[float, float], ...]:
+    def _lines(
+        self, view: EngineView, load: Load, due_s: float, dues: Floats, promised: NDArray[np.bool_]
+    ) -> tuple[tuple[float, float], ...]:
         """The envelopes of steps in a row that a strict promise counts on, by the sum of the envelopes of each.
 
-        Of all the one that is least at each of some horizons: any of them gives a bound.
+        Of all the one that is least at the candidate's deadline and that at the last promised one behind it: any of
+        them gives a bound.
         """
-        if not (self.strict and self.stretches):
+        if not (self.strict and self.stretches and (known := view.cost.lines)):
             return ()
-        lines = [(line.rate / factor, line.burst_s) for line in view.cost.lines]
+        later_s = 0.0
+        if view.ahead:
+            # Plans take the step in flight at its own envelope, so by their clock the next begins so much later.
+            longest = load.factor * view.cost.mean.seconds(0, load.served, load.reserved_tokens, 0)
+            longest += load.factor * view.cost.mean.work_s(self.min_chunk, view.max_model_len)
+            later_s = max(longest, view.blocking_s * load.factor / view.cost.factor)
+        slopes = [line.rate / load.factor for line in known]
+        lines = [(s, line.burst_s + (1 - s) * later_s) for s, line in zip(slopes, known, strict=True) if s < 1]
+        last = len(dues) - 1
+        while last >= 0 and not promised[last]:
+            last -= 1
         best: list[tuple[float, float]] = []
-        for t in horizons_s:
+        for t in (due_s - view.now_s, float(dues[last]) - view.now_s if last >= 0 else 0.0):
             least, at = min([(slope * t + burst, at) for at, (slope, burst) in enumerate(lines)], default=(t, -1))
             if least < t and lines[at] not in best:
                 best.append(lines[at])

@@ -13,8 +13,8 @@ the burstiness constraint (sigma, rho) of Cruz (1991, "A calculus for network de
 is the most by which a stretch that ends with step j took longer than `rate` times its mean (the recursion of Lindley
 1952). The burst is the ceil((M + 1)(1 - eps))-th smallest of the last M excesses, the largest while there are too few:
 about a share of eps of the steps ends a stretch that exceeds it. Excesses follow each other, so they are not
-exchangeable: the share is measured, not proved. A rate whose excess is over its burst at the moment says nothing until
-it is back.
+exchangeable: the share is measured, not proved. A rate says nothing as long as its excess is over what its burst was
+before the step.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ class Line(NamedTuple):
 class _Rate:
     """Excesses of one rate: those of the last steps, and the same in order."""
 
-    __slots__ = ("burst_s", "excess_s", "rate", "recent", "sorted")
+    __slots__ = ("burst_s", "excess_s", "over_s", "rate", "recent", "sorted")
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self.excess_s = 0.0
         self.burst_s = math.inf
+        self.over_s = -math.inf  # of the newest excess, over the burst of before it
         self.recent: deque[float] = deque()
         self.sorted: list[float] = []
 
@@ -64,17 +65,22 @@ class Stretches:
     def __init__(self, eps: float, window: int) -> None:
         self.eps = eps
         self.window = window
-        self.over_s = 0.0  # by how much a stretch that ends with the newest step exceeds a burst of before it
+        self.over_s = 0.0  # by how much a stretch that ends with the newest step exceeds an envelope that held so far
         self._rates = [_Rate(rate) for rate in RATES]
         self._exceeded: deque[bool] = deque(maxlen=4 * window)
         self._given: tuple[Line, ...] | None = None
 
     def add(self, seconds: float, mean_s: float) -> None:
         """Learn from one step that took `seconds`; its mean was `mean_s`."""
-        over = -math.inf
+        held, judged = self.lines, False
+        over_s, any_over = 0.0, False
         for each in self._rates:
             each.excess_s = max(0.0, each.excess_s + seconds - each.rate * mean_s)
-            over = max(over, each.excess_s - each.burst_s)
+            each.over_s = each.excess_s - each.burst_s
+            judged = judged or each.burst_s < math.inf
+            any_over = any_over or each.over_s > 0
+            if each.over_s > over_s and (each.rate, each.burst_s) in held:
+                over_s = each.over_s
             each.recent.append(each.excess_s)
             bisect.insort(each.sorted, each.excess_s)
             if len(each.recent) > self.window:
@@ -82,16 +88,16 @@ class Stretches:
             m = len(each.sorted)
             if m >= min(LEAST_STEPS, self.window):
                 each.burst_s = each.sorted[min(m, math.ceil((m + 1) * (1 - self.eps))) - 1]
-        self.over_s = max(0.0, over)
+        self.over_s = over_s
+        if judged:
+            self._exceeded.append(any_over)
         if self._rates:
-            self._exceeded.append(over > 0)
             self._given = None
 
     def clear(self) -> None:
         """The mean has changed: what was measured against the old one says nothing about the new one."""
         self._rates = [_Rate(rate) for rate in RATES]
         self._given = None
-        self.over_s = 0.0
 
     def fix(self, lines: tuple[Line, ...]) -> None:
         """These are known (tests, twin); nothing is learned."""
@@ -109,11 +115,11 @@ class Stretches:
     def lines(self) -> tuple[Line, ...]:
         """The envelopes that hold at the moment."""
         if self._given is None:
-            held = [each for each in self._rates if each.excess_s <= each.burst_s < math.inf]
+            held = [each for each in self._rates if each.over_s <= 0 and each.burst_s < math.inf]
             self._given = tuple([Line(each.rate, each.burst_s) for each in held])
         return self._given
 
     @property
     def exceeded(self) -> tuple[int, int]:
-        """(steps that ended a stretch over its burst, steps judged) of the recent past."""
+        """(steps at whose end a stretch was over the burst of any rate, steps judged) of the recent past."""
         return sum(self._exceeded), len(self._exceeded)

@@ -31,7 +31,7 @@ class EngineView:
     """Everything a decision may look at. Frozen; the ledger behind it is read, never changed.
 
     `residual_s` is the time that the step in flight still needs at most, by its envelope (0 when the engine waits for
-    this very decision).
+    this very decision). `ahead`: steps are planned while the one before runs (asynchronous scheduling).
     """
 
     now_s: float
@@ -43,6 +43,7 @@ class EngineView:
     max_running: int  # vLLM: max_num_seqs
     max_model_len: int
     residual_s: float = 0.0
+    ahead: bool = False
     blocking_s: float = 0.25  # longest step while a request of the tightest class may arrive
 
     _slack: list[float] = field(default_factory=list, init=False, repr=False, compare=False)

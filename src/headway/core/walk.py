@@ -321,7 +321,7 @@ def worst_slot(
 def guaranteed(
     cost: CostCoefficients, slot: Slot, *, factor: float, decodes: Floats, reserved_tokens: float, backlog: Floats
 ) -> Walk:
-    """Walk slots that no run whose steps stay under their envelope is later than.
+    """Walk slots that no run whose steps stay under their envelopes is later than.
 
     Full steps are at least `slot.length_s` long, so up to a time T they pay their fixed cost at most T / length times,
     and a decode that is there for m steps pays b at most min(m, T / length) times; what is left of T is prefill work.

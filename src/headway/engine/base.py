@@ -26,6 +26,7 @@ class EngineFacts:
     max_step_tokens: int
     max_running: int
     max_model_len: int
+    ahead: bool = False  # steps are planned while the one before runs (asynchronous scheduling)
     residual_s: float = 0.0  # what the step in flight still needs at most (asynchronous scheduling)
 
 

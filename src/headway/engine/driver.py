@@ -283,6 +283,7 @@ class Driver:
             max_running=facts.max_running,
             max_model_len=facts.max_model_len,
             residual_s=facts.residual_s,
+            ahead=facts.ahead,
             blocking_s=blocking / 1e3 if blocking is not None else self._blocking_s(),
         )
 

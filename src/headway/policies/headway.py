@@ -125,8 +125,8 @@ class Headway:
                 spare = (request.due_s - start) / factor - base
                 if 0 <= spare < room:
                     room = spare
-                elif spare < 0 and request.promised and not self.jump:
-                    room = 0.0  # it may be in time all the same: steps in a row take less than the envelope of each
+                elif spare < 0 and request.promised and not self.jump and request.due_s - start >= base:
+                    room = 0.0  # in time all the same, where steps in a row take less than the envelope of each
         return StepPlan(
             token_budget=max(1, decodes + budget - left),
             chunks=chunks,

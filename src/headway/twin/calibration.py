@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -214,7 +214,7 @@ def calibrate(
         correction=correct(log.terms, predicted * noise.mean(lengths), log.seconds),
         envelope_factor=max(1.0, round(float(np.sort(judged)[rank - 1]), 5)),
         eps=eps,
-        lines=stretches(log.seconds, predicted_all, eps=eps),
+        lines=stretches(log.seconds, (predicted_all, predict(trial, log.terms)), eps=eps),
         noise=noise,
         engine=_engine(log) | dict(engine or {}),
         provenance={
@@ -230,12 +230,19 @@ def calibrate(
     )
 
 
-def stretches(seconds: Floats, predicted: Floats, *, eps: float) -> tuple[Line, ...]:
-    """Return the envelopes of steps in a row (core/stretch.py), given what steps took and what was predicted."""
-    seen = Stretches(eps, len(seconds))
-    for taken, mean in zip(seconds.tolist(), predicted.tolist(), strict=True):
-        seen.add(taken, mean)
-    return tuple([Line(line.rate, math.ceil(line.burst_s * 1e5) / 1e5) for line in seen.known])
+def stretches(seconds: Floats, predictions: Sequence[Floats], *, eps: float) -> tuple[Line, ...]:
+    """Return the envelopes of steps in a row (core/stretch.py), given what steps took and what was predicted.
+
+    Of several predictions the worst burst: errors of a fit to all of the steps add up to about nothing.
+    """
+    found: dict[float, float] = {}
+    for predicted in predictions:
+        seen = Stretches(eps, len(seconds))
+        for taken, mean in zip(seconds.tolist(), predicted.tolist(), strict=True):
+            seen.add(taken, mean)
+        for rate, burst in seen.known:
+            found[rate] = max(found.get(rate, 0.0), math.ceil(burst * 1e5) / 1e5)
+    return tuple([Line(rate, burst) for rate, burst in found.items()])
 
 
 #: So many steps of more than four times the usual length tell how their scatter differs.

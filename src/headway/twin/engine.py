@@ -186,6 +186,7 @@ class Engine:
             max_running=config.max_running,
             max_model_len=config.max_model_len,
             residual_s=residual_s,
+            ahead=config.async_lag,
             blocking_s=self.blocking_s,
         )
 

@@ -34,7 +34,7 @@ class NoiseModel:
         keep: share of the scatter that a step of any length has.
         ref_s: length up to which a step has all of it, seconds.
         cap: largest factor (None: unbounded). With the envelope factor here every step stays under its envelope,
-            which is the assumption of the admission guarantee.
+            which is an assumption of the admission guarantee.
     """
 
     sigma: float = 0.0
@@ -134,6 +134,8 @@ class Noise:
 
     def _within(self, factor: float, price_s: float, excess: list[float]) -> tuple[float, list[float]]:
         """Return the factor under which no line is exceeded, at most `factor`, and the excesses behind the step."""
+        if price_s <= 0:
+            return factor, excess
         for line, before in zip(self._lines, excess, strict=True):
             factor = min(factor, line.rate + (line.burst_s - before) / price_s)
         seconds = factor * price_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, Self
@@ -93,6 +94,7 @@ class Metrics:
             "stretch_burst_seconds", "What steps in a row take beyond the rate times their mean", ["rate"]
         )
         self.busy_ratio = gauge("engine_busy_ratio", "Share of time inside steps since the last report; 0 while idle")
+        self._told: set[float] = set()
         self._last_s: float | None = None
         if log := os.environ.get(ENV_STEP_LOG):
             named = Gauge(
@@ -166,8 +168,10 @@ class Metrics:
         if m["judged_stretch"]:
             self.stretch_exceeded.set(m["exceeded_stretch"] / m["judged_stretch"])
         for rate in RATES:
-            if (burst := m.get(f"burst_{rate:g}")) is not None:
-                self.bursts.labels(f"{rate:g}").set(burst)
+            burst = m.get(f"burst_{rate:g}")
+            if burst is not None or rate in self._told:  # forgotten when the mean is scaled
+                self._told.add(rate)
+                self.bursts.labels(f"{rate:g}").set(math.nan if burst is None else burst)
         self.steps.inc(m["steps"])
         self.busy.inc(m["busy_s"])
         self.fail_open.inc(m["failures"])

@@ -192,6 +192,7 @@ class HeadwayScheduler(AsyncScheduler):
             max_running=self.max_num_active_reqs,
             max_model_len=self.max_model_len,
             residual_s=residual,
+            ahead=bool(self.vllm_config.scheduler_config.async_scheduling),
         )
 
     def _apply(self, plan: StepPlan) -> None:
