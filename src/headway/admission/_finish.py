@@ -129,11 +129,12 @@ class Worst:
                 late, latest, due_s = float(overdue[place]), place + 1, float(queue.dues[at + place]) - self.start_s
         if not 0 < late <= hopeless:
             return finish
-        # Half as long slots are of use only when what is latest in long ones is in time in them, were no step short.
-        work_s = float(backlog[at + latest]) - 1e-9
-        tried = [(step, backlog)] if latest else [(step, backlog), (own, backlog[: at + 1])]
-        if all(self._at_most_s(each / 2, due_s, work) < work_s for each, work in tried):
+        # Half as long slots end half a step sooner and pay the fixed part of a step twice as often: for near deadlines.
+        fixed_s = self.load.factor * (view.cost.mean.g + view.cost.mean.k * self.load.reserved_tokens)
+        if due_s * fixed_s > hopeless * step:
             return finish
+        # They are of use only when what is latest in long ones is in time in them, were no step short.
+        work_s = float(backlog[at + latest]) - 1e-9
         halves = self._walks(step / 2, own / 2, backlog, beyond=False)
         if all(walk.done_s(due_s) < work_s for walk in (halves[:1] if latest else halves)):
             return finish
@@ -152,23 +153,6 @@ class Worst:
             early = int(count)
             finish = self._timed(walks, step, backlog, early=early)
         return finish
-
-    def _at_most_s(self, step_s: float, time_s: float, backlog: Floats) -> float:
-        """Return work that the walk of steps of at least `step_s` has done by a time at most, without walking."""
-        slot, load, cost, left = self._slot(step_s), self.load, self.view.cost.mean, self.queue.left
-        if self.closed or slot.uniform or slot.length_s <= 0 or not cost.b:
-            return math.inf
-        slots = min(MAX_STEPS, int(slot.within_s(time_s - step_s) / slot.length_s + 1e-9))
-        length_s = slot.length_s / load.factor
-        # As if the decodes that end on the way had ended already.
-        room_s = length_s - cost.g - cost.k * load.reserved_tokens - cost.b * np.count_nonzero(left >= slots)
-        # So many prefills may join before a slot carries no more, and work done grows until then.
-        most = int(max(room_s, 0.0) / cost.b)
-        if most < len(backlog):
-            slots = min(slots, int(backlog[most] / length_s + 1e-9))
-        joined = int(backlog.searchsorted(slots * length_s))
-        paid = (slots - np.floor(backlog[:joined] / length_s + 1e-9)).sum()
-        return max(slots, 0) * max(room_s, 0.0) - cost.b * float(paid)
 
     def _walks(self, step_s: float, own_s: float, backlog: Floats, *, beyond: bool = True) -> list[Walk | Slot]:
         """Return what full steps of at least `step_s` carry and, where they are longer, those that bind the candidate.
