@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core import CostCoefficients
+from headway.core.envelope import FACTOR_LIMIT
 from headway.core.stretch import RATES
 from headway.errors import InputError
 from headway.twin import Noise, NoiseModel, Profile, builtin
@@ -221,6 +222,13 @@ def test_a_calibration_tells_what_steps_in_a_row_take(tmp_path: Path) -> None:
         assert load(tmp_path / name).lines == profile.lines
     steady = calibrate(read_steps(step_log(tmp_path / "steady", scatter=0.02)), name="steady", eps=0.001)
     assert all(one.burst_s < other.burst_s / 4 for one, other in zip(steady.lines, profile.lines, strict=True))
+
+
+def test_the_envelope_of_a_calibration_is_capped_as_in_the_engine(tmp_path: Path) -> None:
+    """Stalls of three times a step, one in fifty: at an eps of 0.001 the factor is 2, or nothing could be promised."""
+    log = read_steps(step_log(tmp_path / "steps", scatter=0.02, stalls=0.02))
+    assert calibrate(log, name="stalls", eps=0.001).envelope_factor == FACTOR_LIMIT == 2.0
+    assert calibrate(log, name="stalls", eps=0.1).envelope_factor < 1.1
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,10 @@ def show(console: Any, found: Certificate) -> None:
 def _table(found: Certificate) -> Table:
     from rich.table import Table
 
-    view = Table(
-        caption="margin: the promise nearest to being broken, as a share of its target", caption_justify="left"
-    )
+    caption = "margin: the promise nearest to being broken, as a share of its target"
+    if any(text.startswith("A1' steps") for text in found.assumptions):
+        caption += "; steps in a row take no more than A1' says"
+    view = Table(caption=caption, caption_justify="left")
     view.add_column("service times")
     names = ("offered", "accepted", "no promise", "refused", "missed", "steps")
     targets = [name for name in ("ttft", "tpot", "tbt") if any(name in each.tightest for each in found.attempts)]

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core import CostCoefficients, Line, Stretches
+from headway.core.envelope import FACTOR_LIMIT
 from headway.errors import InputError
 from headway.twin.noise import NoiseModel
 from headway.twin.price import correct
@@ -188,7 +189,7 @@ def calibrate(
     """Return the measured profile of a step log.
 
     The envelope factor is the ceil((m + 1)(1 - eps))-th smallest ratio measured / predicted of the held-out steps
-    that carry prefill (split conformal), of all held-out steps when those are fewer than 20.
+    that carry prefill (split conformal), of all held-out steps when those are fewer than 20; capped as in the engine.
     """
     if not 0 < eps < 1:
         raise InputError(f"eps = {eps!r}: expected a share in (0, 1)")
@@ -212,7 +213,7 @@ def calibrate(
         label="measured",
         cost=cost,
         correction=correct(log.terms, predicted * noise.mean(lengths), log.seconds),
-        envelope_factor=max(1.0, round(float(np.sort(judged)[rank - 1]), 5)),
+        envelope_factor=min(max(1.0, round(float(np.sort(judged)[rank - 1]), 5)), FACTOR_LIMIT),
         eps=eps,
         lines=stretches(log.seconds, (predicted_all, predict(trial, log.terms)), eps=eps),
         noise=noise,
