@@ -51,6 +51,11 @@ class _Rate:
         self.recent: deque[float] = deque()
         self.sorted: list[float] = []
 
+    @property
+    def holds(self) -> bool:
+        """Whether the burst is known and the newest excess is within what it was before."""
+        return self.over_s <= 0 and self.burst_s < math.inf
+
 
 class Stretches:
     """Envelopes of stretches, learned step by step.
@@ -72,15 +77,15 @@ class Stretches:
 
     def add(self, seconds: float, mean_s: float) -> None:
         """Learn from one step that took `seconds`; its mean was `mean_s`."""
-        held, judged = self.lines, False
-        over_s, any_over = 0.0, False
+        over_s, any_over, judged = 0.0, False, False
         for each in self._rates:
+            held = each.holds
             each.excess_s = max(0.0, each.excess_s + seconds - each.rate * mean_s)
             each.over_s = each.excess_s - each.burst_s
             judged = judged or each.burst_s < math.inf
             any_over = any_over or each.over_s > 0
-            if each.over_s > over_s and (each.rate, each.burst_s) in held:
-                over_s = each.over_s
+            if held:
+                over_s = max(over_s, each.over_s)
             each.recent.append(each.excess_s)
             bisect.insort(each.sorted, each.excess_s)
             if len(each.recent) > self.window:
@@ -115,8 +120,7 @@ class Stretches:
     def lines(self) -> tuple[Line, ...]:
         """The envelopes that hold at the moment."""
         if self._given is None:
-            held = [each for each in self._rates if each.over_s <= 0 and each.burst_s < math.inf]
-            self._given = tuple([Line(each.rate, each.burst_s) for each in held])
+            self._given = tuple([Line(each.rate, each.burst_s) for each in self._rates if each.holds])
         return self._given
 
     @property

@@ -201,7 +201,7 @@ def calibrate(
     rank = min(math.ceil((len(judged) + 1) * (1 - eps)), len(judged))
     cost = fit(log.terms, log.seconds)
     # Both quantiles from the fit of everything, so that the twin's steps scatter around what it predicts.
-    predicted = predicted_all = predict(cost, log.terms)
+    predicted = predict(cost, log.terms)
     spread = log.seconds / predicted
     stalled = spread > _STALL * np.median(spread)
     calm_steps = log.terms[~stalled]
@@ -215,7 +215,7 @@ def calibrate(
         correction=correct(log.terms, predicted * noise.mean(lengths), log.seconds),
         envelope_factor=min(max(1.0, round(float(np.sort(judged)[rank - 1]), 5)), FACTOR_LIMIT),
         eps=eps,
-        lines=stretches(log.seconds, (predicted_all, predict(trial, log.terms)), eps=eps),
+        lines=stretches(log.seconds, (predicted, predict(trial, log.terms)), eps=eps),
         noise=noise,
         engine=_engine(log) | dict(engine or {}),
         provenance={
