@@ -13,6 +13,7 @@ from _build import request
 from headway.core import CostCoefficients, Ledger
 from headway.core.walk import (
     MAX_STEPS,
+    Walk,
     capacity,
     capacity_naive,
     decode_counts,
@@ -207,6 +208,42 @@ def test_a_backlog_is_done_in_time_where_it_is_within_the_work_done_by_then(
             assert (in_time == (backlog <= work + 1e-9)).all()
             assert capacity_s.done_s(time) == work
         assert [capacity_s.end_s(float(each)) for each in backlog] == capacity_s.finish_s(backlog).tolist()
+
+
+@given(
+    cost=costs,
+    left=outputs,
+    each=works.filter(bool),
+    slot=slots,
+    at=st.integers(0, 11),
+    ticks=st.lists(st.integers(-5, 120), min_size=12, max_size=12).map(sorted),
+    steps=st.sampled_from([1, 2, 60]),
+)
+def test_a_glance_at_the_steps_says_what_finishing_times_say(
+    cost: CostCoefficients, left: list[int], each: list[float], slot: dict, at: int, ticks: list[int], steps: int
+) -> None:
+    """Who is in time, before the candidate and in all, and when the candidate is done: as from `finish_s`."""
+    backlog = np.cumsum(np.array(each))
+    at, start = min(at, len(backlog) - 1), 1000.0
+    dues = np.array([start + 0.0337 * tick + 0.00113 for tick in ticks])[: len(backlog) - 1]
+    worst = worst_slot(cost, served=len(left) + len(each), reserved_tokens=0, **slot)
+    walk = guaranteed(
+        cost, worst, factor=slot["factor"], decodes=counts(left, steps), reserved_tokens=0, backlog=backlog
+    )
+    finish = start + walk.finish_s(backlog)
+    in_time = np.delete(finish, at) <= dues
+    seen = walk.glance(backlog, at, dues, start)
+    assert start + seen.end_s == finish[at]
+    assert seen.ahead == in_time[:at].all()
+    assert seen.all == (in_time.all() and math.isfinite(finish[at]))
+
+
+def test_what_is_in_time_by_a_hair_is_not_seen_at_a_glance() -> None:
+    """A deadline within a microsecond of the end of the step counts as missed: then `finish_s` is asked."""
+    walk = Walk(np.array([1.0, 2.0]), np.array([0.1, 0.2]))
+    for hair, seen in ((0.0, False), (2e-6, True), (-1e-3, False)):
+        assert walk.glance(np.array([0.5, 1.5]), 0, np.array([50.2 + hair]), 50.0) == (0.1, True, seen)
+        assert walk.glance(np.array([0.5, 1.5]), 1, np.array([50.1 + hair]), 50.0) == (0.2, seen, seen)
 
 
 @given(cost=costs, left=outputs, each=works.filter(bool), slot=slots, more=st.sampled_from([0.001, 0.05]))

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from headway.core import Ledger
 from headway.core.walk import Floats
 
@@ -28,8 +26,9 @@ def first_token_wait_s(finish: Floats, dues: Floats, due_s: float, behind: int) 
         due_s: its deadline now.
         behind: how many of those it must let ahead, because it would break their promises.
     """
-    in_place = np.flatnonzero(finish[behind:-1] <= dues[behind:])
-    place = behind + int(in_place[0]) if len(in_place) else len(dues)
+    in_place = finish[behind:-1] <= dues[behind:]
+    first = int(in_place.argmax()) if len(in_place) else 0
+    place = behind + first if len(in_place) and in_place[first] else len(dues)
     done = float(finish[place])
     earliest = float(dues[place - 1]) if place else due_s
     return max(done, earliest) - due_s if math.isfinite(done) else None

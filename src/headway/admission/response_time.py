@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.admission._finish import Load, Queue, Worst, expected
+from headway.admission._finish import Constant, Course, Expected, Load, Queue, Worst
 from headway.admission._retry import departure_wait_s, first_token_wait_s
 from headway.core import Accept, Defer, EngineView, Ledger, Reason, Reject, RequestState, Verdict
 from headway.core.walk import Floats, work_s
@@ -95,7 +95,8 @@ class ResponseTime:
         tokens = request.reserved_tokens
         if request.prompt_tokens >= view.max_model_len or kv.blocks(tokens) > kv.total_blocks:
             return Reject(reason=Reason.NEVER_FITS)
-        paced = math.isfinite(request.slo.pace_s)
+        own_pace = request.slo.pace_s
+        paced = own_pace < math.inf
         if not view.cost.ready or not (request.has_target or (paced and self.strict)):
             return Accept()
         start = view.now_s + view.residual_s
@@ -104,8 +105,8 @@ class ResponseTime:
             return Reject(reason=Reason.NEVER_FITS, bound_s=start + alone)
         if paced and request.max_output_tokens > 1 and not view.cost.drifting:
             gap = view.cost.mean.seconds(0, 1, request.prompt_tokens, 0)
-            if gap > request.slo.pace_s * (1 if self.strict else IMPOSSIBLE):
-                return Reject(reason=Reason.NEVER_FITS, detail=_PACE.format(1e3 * gap, 1e3 * request.slo.pace_s))
+            if gap > own_pace * (1 if self.strict else IMPOSSIBLE):
+                return Reject(reason=Reason.NEVER_FITS, detail=_PACE.format(1e3 * gap, 1e3 * own_pace))
         at = ledger.place(request)
         # Behind all promises: they start after this request, and lose their blocks before it.
         idle, idle_tokens = ledger.idle_behind(at)
@@ -117,36 +118,30 @@ class ResponseTime:
             return Accept(bound_s=bound if bound <= request.due_s and not self.strict else None)
         # Each request may waste most of one block, so count one more for each.
         if kv.blocks(reserved) + served + 1 > kv.total_blocks or served >= view.max_running:
-            if not served:
-                return Reject(reason=Reason.NEVER_FITS)
-            room, slots = kv.total_blocks - served - 1, view.max_running - served
-            wait = departure_wait_s(ledger, lambda n, freed: kv.blocks(reserved - freed) <= room + n and n + slots > 0)
-            return Reject(reason=Reason.KV, retry_after_s=wait)
+            return self._without_memory(view, served, reserved)
         cost, factor = view.cost.mean, self._factor(view)
-        pace = self._pace_s(view, request)
+        # Tightest pace of anything accepted, the candidate included; the blocking allowance when there is none.
+        pace = min(ledger.pace_s, own_pace)
+        if pace == math.inf:
+            pace = view.blocking_s
         # Decodes without a pace skip steps that they would make too long (policy `headway`), so only the others count.
         decodes = sum(ledger.paces.values()) - ledger.paces.get(math.inf, 0) + paced
         context_tokens = ledger.reserved_tokens - ledger.loose_tokens + paced * tokens
         worst = factor * cost.seconds(self.min_chunk, decodes, context_tokens, self.min_chunk**2 / 2)
         if worst > pace:
-            pairs = self.min_chunk**2 / 2
-
-            def passes(ended: int, freed: int) -> bool:
-                return factor * cost.seconds(self.min_chunk, decodes - ended, context_tokens - freed, pairs) <= pace
-
             if not served:
                 return Reject(reason=Reason.NEVER_FITS, detail=_PACE.format(1e3 * worst, 1e3 * pace))
-            return Reject(reason=Reason.TBT, bound_s=worst, retry_after_s=departure_wait_s(ledger, passes))
+            wait = self._pace_wait_s(view, factor, decodes, context_tokens, pace)
+            return Reject(reason=Reason.TBT, bound_s=worst, retry_after_s=wait)
         if not request.has_target:
             return Accept()
 
-        load = Load(pace, served + 1, reserved, factor)
         dues, remaining, context, promised = self._columns(ledger)
         own = cost.work_s(request.remaining_tokens, request.computed_tokens)
         work = work_s(cost, remaining, context)
         if self.strict and (request.computed_tokens or ledger.hoped):
             # Hits may be evicted before the request starts; then the step in which it starts may be a short one.
-            short = cost.seconds(0, load.served, load.reserved_tokens, 0)
+            short = cost.seconds(0, served + 1, reserved, 0)
             if request.computed_tokens:
                 own = cost.work_s(request.prompt_tokens, 0) + short
             work[[ledger.place(hoped) - 1 for hoped in ledger.hoped.values()]] += short
@@ -155,42 +150,19 @@ class ResponseTime:
         with_it = np.empty(len(ahead) + 1)
         with_it[:at], with_it[at] = ahead[:at], before + own
         np.add(ahead[at:], own, out=with_it[at + 1 :])
-        horizon = max(request.due_s, float(dues[-1]) if at < len(dues) else request.due_s) - view.now_s
-        load = load._replace(lines=self._lines(view, load, request.due_s, dues[at:], promised[at:]))
-        # Finishing times of the candidate and of everything behind it in deadline order.
+        load = Load(pace, served + 1, reserved, factor)
+        if self.strict and self.stretches:
+            load = load._replace(lines=self._lines(view, load, request.due_s, dues[at:], promised[at:]))
         queue = Queue(dues, promised, at, ledger.outputs_left(), remaining, context)
-        finish = start + self._finish(view, request, load, queue, with_it, horizon)
-        bound = float(finish[0])
-        late = bound - request.due_s
-        hurt = promised[at:] & (finish[1:] > dues[at:])
-        if late <= 0 and np.count_nonzero(hurt):
-            if self.method == "walk" and not self.strict:
-                # Only a promise that holds without the candidate can be broken by it.
-                held = start + self._finish(view, request, load, queue, ahead, horizon)
-                hurt &= held <= dues[at:]
-            else:
-                # The bound of a promise that holds may have grown since (more context, a tighter pace), so only
-                # what is lost for certain is given up.
-                hurt &= dues[at:] - start >= work[at:]
-        # It would have to be due behind these when it comes again.
-        places = np.flatnonzero(hurt)
-        behind = int(places[-1]) + 1 if len(places) else 0
-        if late > 0 or behind:
-            if not (math.isfinite(bound) and math.isfinite(finish[behind])) and not self.strict:
-                # Not within its target: look as far as walks go, for the bound and the time to retry.
-                finish = start + self._finish(view, request, load, queue, with_it, math.inf)
-                bound = float(finish[0])
-            # A step more, because it may arrive just after one has begun, and what expected courses are off by.
-            later = (1.0 + RETRY_DOUBT) * finish + (min(pace, view.blocking_s) - RETRY_DOUBT * view.now_s)
-            wait = first_token_wait_s(later, dues[at:], request.due_s, behind)
-            if not served and bound - start > request.due_s - request.arrival_s:
-                wait = None  # an idle engine gets no emptier by waiting
-            return Reject(
-                reason=Reason.TTFT,
-                detail="it would break a promise already made to another request" if late <= 0 else None,
-                bound_s=bound if math.isfinite(bound) else None,
-                retry_after_s=wait,
-            )
+        course = self._course(view, request, load, queue, with_it)
+        end = course.kept_s()
+        if end is not None and start + end <= request.due_s:
+            bound = start + end
+        else:
+            found = self._unless_late(view, request, load, queue, course, work, ahead, with_it)
+            if isinstance(found, Reject):
+                return found
+            bound = found
         crowded = self._crowded_s(view, request, own, before + own, load)
         if crowded > 0:
             detail = "demand exceeds capacity and requests of less work for the same value take what there is"
@@ -200,17 +172,103 @@ class ResponseTime:
             return Defer(until_s=until, otherwise=denied) if view.now_s < until else denied
         return Accept(bound_s=bound)
 
-    def _finish(
-        self, view: EngineView, request: RequestState, load: Load, queue: Queue, backlog: Floats, horizon_s: float
-    ) -> Floats:
-        """Time from the start of the next step until each entry of the cumulative backlog behind `queue.at` is done."""
-        if self.method == "walk" and not self.strict:
-            return expected(view, load, queue, backlog, horizon_s=horizon_s, min_chunk=self.min_chunk)
-        closed = self.method == "closed"
-        worst = Worst(view, request, load, queue, min_chunk=self.min_chunk, closed=closed)
-        if not self.strict:
-            return worst.at_once(min(load.pace_s, view.blocking_s), backlog)[queue.at :]
-        return worst.finish_s(backlog)
+    @staticmethod
+    def _without_memory(view: EngineView, served: int, reserved: int) -> Reject:
+        """Refuse for want of blocks or of a slot; `reserved` tokens are those with the request."""
+        if not served:
+            return Reject(reason=Reason.NEVER_FITS)
+        kv, ledger = view.kv, view.ledger
+        room, slots = kv.total_blocks - served - 1, view.max_running - served
+        wait = departure_wait_s(ledger, lambda n, freed: kv.blocks(reserved - freed) <= room + n and n + slots > 0)
+        return Reject(reason=Reason.KV, retry_after_s=wait)
+
+    def _pace_wait_s(
+        self, view: EngineView, factor: float, decodes: int, context_tokens: int, pace: float
+    ) -> float | None:
+        """Time until enough decodes have ended for a step with `min_chunk` prompt tokens to keep the pace."""
+        cost, pairs = view.cost.mean, self.min_chunk**2 / 2
+
+        def passes(ended: int, freed: int) -> bool:
+            return factor * cost.seconds(self.min_chunk, decodes - ended, context_tokens - freed, pairs) <= pace
+
+        return departure_wait_s(view.ledger, passes)
+
+    def _unless_late(
+        self,
+        view: EngineView,
+        request: RequestState,
+        load: Load,
+        queue: Queue,
+        course: Course,
+        work: Floats,
+        ahead: Floats,
+        with_it: Floats,
+    ) -> float | Reject:
+        """Return when the first token comes, or a refusal if that, or one promised behind it, would be late.
+
+        Args:
+            view: the moment.
+            request: the candidate.
+            load: what steps count with.
+            queue: what is accepted.
+            course: with the candidate.
+            work: of each that is accepted, seconds.
+            ahead: the same, cumulative.
+            with_it: the same with the candidate.
+        """
+        at, dues = queue.at, queue.dues[queue.at :]
+        start = view.now_s + view.residual_s
+        finish = start + course.finish_s()
+        bound = float(finish[0])
+        late = bound - request.due_s
+        hurt = queue.promised[at:] & (finish[1:] > dues)
+        if late <= 0 and np.count_nonzero(hurt):
+            if self.method == "walk" and not self.strict:
+                # Only a promise that holds without the candidate can be broken by it.
+                hurt &= start + self._course(view, request, load, queue, ahead).finish_s() <= dues
+            else:
+                # The bound of a promise that holds may have grown since (more context, a tighter pace), so only
+                # what is lost for certain is given up.
+                hurt &= dues - start >= work[at:]
+        # It would have to be due behind these when it comes again.
+        behind = len(hurt) - int(hurt[::-1].argmax()) if np.count_nonzero(hurt) else 0
+        if late <= 0 and not behind:
+            return bound
+        if not (math.isfinite(bound) and math.isfinite(finish[behind])) and not self.strict:
+            # Not within its target: look as far as walks go, for the bound and the time to retry.
+            finish = start + self._course(view, request, load, queue, with_it, math.inf).finish_s()
+            bound = float(finish[0])
+        # A step more, because it may arrive just after one has begun, and what expected courses are off by.
+        later = (1.0 + RETRY_DOUBT) * finish + (min(load.pace_s, view.blocking_s) - RETRY_DOUBT * view.now_s)
+        wait = first_token_wait_s(later, dues, request.due_s, behind)
+        if load.served == 1 and bound - start > request.due_s - request.arrival_s:
+            wait = None  # an idle engine gets no emptier by waiting
+        return Reject(
+            reason=Reason.TTFT,
+            detail="it would break a promise already made to another request" if late <= 0 else None,
+            bound_s=bound if math.isfinite(bound) else None,
+            retry_after_s=wait,
+        )
+
+    def _course(
+        self,
+        view: EngineView,
+        request: RequestState,
+        load: Load,
+        queue: Queue,
+        backlog: Floats,
+        horizon_s: float | None = None,
+    ) -> Course:
+        """The coming steps with a backlog. The expected one is looked at until the last deadline, unless told."""
+        if self.strict:
+            closed = self.method == "closed"
+            return Worst(view, request, load, queue, backlog, min_chunk=self.min_chunk, closed=closed)
+        if self.method == "closed":
+            return Constant(view, request, load, queue, backlog, min_chunk=self.min_chunk, closed=True)
+        if horizon_s is None:
+            last = float(queue.dues[-1]) if queue.at < len(queue.dues) else request.due_s
+            horizon_s = max(request.due_s, last) - view.now_s
+        return Expected(view, load, queue, backlog, horizon_s=horizon_s, min_chunk=self.min_chunk)
 
     def _factor(self, view: EngineView) -> float:
         """Envelope / mean; a strict promise counts that of decode-only steps too, where it is larger."""
@@ -227,7 +285,8 @@ class ResponseTime:
         Of all the one that is least at the candidate's deadline and that at the last promised one behind it: any of
         them gives a bound.
         """
-        if not (self.strict and self.stretches and (known := view.cost.lines)):
+        known = view.cost.lines
+        if not known:
             return ()
         later_s = 0.0
         if view.ahead:
@@ -235,16 +294,19 @@ class ResponseTime:
             longest = load.factor * view.cost.mean.seconds(0, load.served, load.reserved_tokens, 0)
             longest += load.factor * view.cost.mean.work_s(self.min_chunk, view.max_model_len)
             later_s = max(longest, view.blocking_s * load.factor / view.cost.factor)
-        slopes = [line.rate / load.factor for line in known]
-        lines = [(s, line.burst_s + (1 - s) * later_s) for s, line in zip(slopes, known, strict=True) if s < 1]
         last = len(dues) - 1
         while last >= 0 and not promised[last]:
             last -= 1
         best: list[tuple[float, float]] = []
         for t in (due_s - view.now_s, float(dues[last]) - view.now_s if last >= 0 else 0.0):
-            least, at = min([(slope * t + burst, at) for at, (slope, burst) in enumerate(lines)], default=(t, -1))
-            if least < t and lines[at] not in best:
-                best.append(lines[at])
+            least, found = t, None
+            for rate, burst_s in known:
+                slope = rate / load.factor
+                burst = burst_s + (1 - slope) * later_s
+                if slope < 1 and slope * t + burst < least:
+                    least, found = slope * t + burst, (slope, burst)
+            if found is not None and found not in best:
+                best.append(found)
         return tuple(best)
 
     def _columns(self, ledger: Ledger) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
@@ -255,11 +317,6 @@ class ResponseTime:
                 at = ledger.place(request) - 1
                 remaining[at], context[at] = request.target_tokens, 0.0
         return dues, remaining, context, promised
-
-    def _pace_s(self, view: EngineView, request: RequestState) -> float:
-        """Tightest pace of anything accepted, the candidate included; the blocking allowance when there is none."""
-        pace = min(view.ledger.pace_s, request.slo.pace_s)
-        return pace if math.isfinite(pace) else view.blocking_s
 
     def _crowded_s(self, view: EngineView, request: RequestState, own: float, backlog: float, load: Load) -> float:
         """Time until this request would be in time although those that are expected to go before it come.

@@ -138,7 +138,8 @@ class StepCost:
     @property
     def drifting(self) -> bool:
         """Whether the steps of a regime exceed their envelope more often than they may by chance."""
-        return any(envelope.drifting for envelope in self._envelopes)
+        decode_only, mixed = self._envelopes
+        return decode_only.drifting or mixed.drifting
 
     @property
     def factor(self) -> float:

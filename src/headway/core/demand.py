@@ -64,7 +64,7 @@ class DemandWindow:
         if self.start_s is None or not self._arrivals:
             return 0.0
         at = bisect.bisect_right(self._densities, density)
-        return float(np.frombuffer(self._works)[at:].sum()) / self._span_s(now_s)
+        return float(np.add.reduce(np.frombuffer(self._works)[at:])) / self._span_s(now_s)
 
     def ahead_s(self, now_s: float, density: float, horizon_s: float) -> float:
         """Return the denser work, in seconds, that is expected to arrive AND be due within `horizon_s` from now.

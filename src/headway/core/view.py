@@ -113,9 +113,12 @@ class EngineView:
 
     def alone_s(self, *requests: RequestState) -> float:
         """Return the least time to the first tokens of these on an idle engine: fewest steps, nothing else in them."""
-        cost = self.cost.mean
-        steps = math.ceil(sum([each.remaining_tokens for each in requests]) / self.max_step_tokens)
-        return steps * cost.g + sum([cost.work_s(each.remaining_tokens, each.computed_tokens) for each in requests])
+        cost, tokens, work = self.cost.mean, 0, 0.0
+        for each in requests:
+            left = each.remaining_tokens
+            tokens += left
+            work += cost.work_s(left, each.computed_tokens)
+        return math.ceil(tokens / self.max_step_tokens) * cost.g + work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +39,29 @@ SLACK_STEPS = 64
 
 _NEVER = np.array([math.inf])
 
+#: 1, 2, ..., MAX_STEPS.
+_SLOTS = np.arange(1, MAX_STEPS + 1, dtype=np.float64)
+_SLOTS.flags.writeable = False
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
+#: At a glance, what is in time by less than this counts as late: more than sums of seconds are rounded by.
+_CLEAR_S = 1e-6
+
+
+class Glance(NamedTuple):
+    """Who is in time for certain; who is not may be late.
+
+    Attributes:
+        end_s: when the candidate is done, from the start of the walk; inf beyond it.
+        ahead: everybody before the candidate is in time.
+        all: everybody before and behind it is. Of the candidate it only says that it is done before the walk ends.
+    """
+
+    end_s: float
+    ahead: bool
+    all: bool
+
+
+class Walk(NamedTuple):
     """Cumulative prefill capacity of the coming steps.
 
     Attributes:
@@ -65,6 +85,29 @@ class Walk:
         """
         return _between(np.concatenate((-_NEVER, self.cumulative)), times.searchsorted(self.ends_s), len(times))
 
+    def glance(self, backlog_s: Floats, at: int, dues_s: Floats, start_s: float) -> Glance:
+        """Return whether all are in time, by a look at each step: there are fewer steps than requests that wait.
+
+        Args:
+            backlog_s: cumulative work, non-decreasing; that of the candidate at place `at`.
+            at: how many go before the candidate.
+            dues_s: deadlines of the others in their order (shape: one less than the backlog), by some clock.
+            start_s: start of the walk by the same clock.
+        """
+        done = backlog_s.searchsorted(self.cumulative + 1e-9, side="right")
+        # Of those who are due before a step is over, each must be done a step earlier.
+        needed = dues_s.searchsorted(self.ends_s + (start_s + _CLEAR_S))
+        needed[int(needed.searchsorted(at, side="right")) :] += 1  # in the backlog the candidate stands among them
+        place = int(done.searchsorted(at, side="right"))
+        end_s = float(self.ends_s[place]) if place < len(done) else math.inf
+        if needed[0]:
+            return Glance(end_s, not at, False)
+        # Who is needed and not done stands at place `done` of that step; all before the first such are in time.
+        missing = done[:-1] < needed[1:]
+        first = int(missing.argmax()) if len(missing) else 0
+        in_time = int(done[first if len(missing) and missing[first] else -1])
+        return Glance(end_s, in_time >= at, in_time == len(backlog_s))
+
     def end_s(self, backlog_s: float) -> float:
         """Return the time until one backlog is done: `finish_s`."""
         steps = int(self.cumulative.searchsorted(backlog_s - 1e-9))
@@ -87,7 +130,13 @@ def work_s(cost: CostCoefficients, remaining: Floats, context: Floats) -> Floats
     """Return the prefill work of pending requests in seconds (shape of the inputs): `CostCoefficients.work_s`."""
     if not cost.x:
         return remaining * cost.a
-    return remaining * (cost.a + cost.x * (context + 0.5 * remaining))
+    # remaining * (a + x * (context + 0.5 * remaining)), in one array
+    work = 0.5 * remaining
+    work += context
+    work *= cost.x
+    work += cost.a
+    work *= remaining
+    return work
 
 
 def decode_counts(left: Ints, steps: int) -> Floats:
@@ -122,7 +171,8 @@ def lengths(
             a backlog lengths settle at f times the pace: then a step takes one pace.
     """
     settled = min(factor * pace_s, blocking_s)
-    out = np.full(steps, settled)
+    out = np.empty(steps)
+    out.fill(settled)
     if not math.isfinite(slack_s):
         # Nothing decodes before the first prefill is done.
         per_step = max(blocking_s - float(base_s[0]), 1e-9) if steps else 1.0
@@ -193,7 +243,7 @@ def capacity(
     free = per_step / factor - base - load
     first = np.maximum(free, 0.0).cumsum()
     # Done within step j, a decode from step j + 1 on: at index j, those done in steps 1..j.
-    free[1:] -= cost.b * backlog.searchsorted(first[:-1] + 1e-9, side="right")
+    free[1:] -= cost.b * backlog.searchsorted(first[:-1] + 1e-9, side="right").astype(np.float64)
     room = np.maximum(free, 0.0)
     return Walk(cumulative=room.cumsum(), ends_s=per_step.cumsum())
 
@@ -226,8 +276,7 @@ def capacity_naive(
     return cumulative
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class Slot(NamedTuple):
     """What a full step carries at worst.
 
     Attributes:
@@ -339,13 +388,13 @@ def guaranteed(
         backlog: cumulative work H of the pending prefills in the order of service, seconds, non-decreasing.
     """
     steps = len(decodes)
-    slots = np.arange(1, steps + 1, dtype=np.float64)
+    slots = _SLOTS[:steps]
     if slot.length_s <= 0:
         room = np.zeros(steps)
     elif slot.uniform:
         room = np.full(steps, max(slot.room_s, 0.0))
     else:
-        joined = backlog.searchsorted(slots * (slot.length_s / factor))
+        joined = backlog.searchsorted(slots * (slot.length_s / factor)).astype(np.float64)
         base = cost.g + cost.k * reserved_tokens
         room = slot.length_s / factor - base - cost.b * (decodes + joined)
     ends = slot.latest_s(slot.length_s * slots) + slot.step_s
