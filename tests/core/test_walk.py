@@ -10,18 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _build import request
-from headway.core import CostCoefficients, Ledger
-from headway.core.walk import (
-    MAX_STEPS,
-    Walk,
-    capacity,
-    capacity_naive,
-    decode_counts,
-    guaranteed,
-    lengths,
-    work_s,
-    worst_slot,
-)
+from headway.core import CostCoefficients, Ledger, loops
+from headway.core.loops import decode_counts
+from headway.core.walk import MAX_STEPS, Walk, capacity, capacity_naive, guaranteed, work_s, worst_slot
 
 costs = st.builds(
     CostCoefficients,
@@ -33,6 +24,21 @@ costs = st.builds(
 )
 works = st.lists(st.sampled_from([0.0, 0.003, 0.02, 0.021, 0.1, 0.4]), max_size=12)
 outputs = st.lists(st.integers(0, 30), max_size=12)
+
+
+def lengths(
+    *,
+    steps: int,
+    pace_s: float,
+    blocking_s: float,
+    slack_s: float,
+    floor_s: float,
+    base_s: np.ndarray,
+    until_s: float,
+    factor: float = 1.0,
+) -> np.ndarray:
+    """`loops.lengths`."""
+    return loops.lengths(steps, pace_s, blocking_s, slack_s, floor_s, base_s, until_s, factor)
 
 
 def counts(left: list[int], steps: int) -> np.ndarray:

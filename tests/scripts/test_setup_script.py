@@ -16,6 +16,7 @@ case "$*" in
   *version_info\\[:2\\]\\)) echo 3.VERSION ;;
   *"sys.exit("*) [ VERSION -ge 11 ] && [ VERSION -le 14 ] ;;
   "-c ") ;;
+  "-c import headway.core.loops") ;;
   "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
   *"install"*)
     asked="$*"

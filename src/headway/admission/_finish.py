@@ -6,20 +6,10 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway.core import EngineView, RequestState
-from headway.core.walk import (
-    MAX_STEPS,
-    Floats,
-    Ints,
-    Slot,
-    Walk,
-    capacity,
-    decode_counts,
-    guaranteed,
-    worst_slot,
-)
+from headway.core.loops import Flags, Floats, Ints, decode_counts, longest, short_steps
+from headway.core.walk import MAX_STEPS, Slot, Walk, capacity, guaranteed, worst_slot
 
 
 class Load(NamedTuple):
@@ -36,7 +26,7 @@ class Queue(NamedTuple):
     """The accepted prefills in deadline order, and where the candidate goes."""
 
     dues: Floats  # of what is accepted, absolute times
-    promised: NDArray[np.bool_]
+    promised: Flags
     at: int  # how many of them go before the candidate
     left: Ints  # output tokens to come of each decode
     remaining: Floats  # prompt tokens of what is accepted
@@ -115,8 +105,8 @@ class Worst:
         self.load = load
         self.queue = queue
         self.closed = closed
-        longest = max(request.prompt_tokens, float((queue.remaining + queue.computed).max(initial=0.0)))
-        self.waste_s = view.cost.mean.work_s(min_chunk, longest)
+        most = max(request.prompt_tokens, longest(queue.remaining, queue.computed))
+        self.waste_s = view.cost.mean.work_s(min_chunk, most)
         self.fixed_s = view.cost.mean.seconds(0, load.served, load.reserved_tokens, 0)  # of any step
         self._decodes: Floats = np.empty(0)
         #: Least time that a step has: that of the tightest pace, and of the tightest but for the candidate's.
@@ -228,22 +218,12 @@ class Worst:
             return walk.finish_s(backlog[at:])  # none is short
         ahead, promised = backlog[:at], queue.promised[:at]
         in_time = walk.done_by_s(queue.dues[:at] - self.start_s) + 1e-9
-        short = promised & (ahead > in_time)
-        count = np.count_nonzero(short)
-        if not count + early:
-            return walk.finish_s(backlog[at:])
-        if give_up_s < math.inf and walk.end_s(float(backlog[at])) > give_up_s:
+        count, settled = short_steps(ahead, in_time, promised, self.fixed_s)
+        if count and give_up_s < math.inf and walk.end_s(float(backlog[at])) > give_up_s:
             return walk.finish_s(backlog[at:]) + step_s * count
-        # Most often no other becomes short when each is counted with all of them.
-        if np.count_nonzero(promised & (ahead + self.fixed_s * count > in_time)) == count:
-            return walk.finish_s(backlog[at:] + self.fixed_s * (count + early))
-        for _ in range(3):
-            extra = self.fixed_s * short.cumsum()
-            short = promised & (ahead + extra > in_time)
-            before, count = count, np.count_nonzero(short)
-            if count == before:
-                return walk.finish_s(backlog[at:] + self.fixed_s * (count + early))
-        return np.full(len(backlog) - at, math.inf)
+        if settled < 0:
+            return np.full(len(backlog) - at, math.inf)
+        return walk.finish_s(backlog[at:] + self.fixed_s * (settled + early))
 
     def _walk(self, step_s: float, backlog: Floats, *, beyond: bool = True) -> Walk | Slot:
         """Return what full steps of at least `step_s` carry, until the backlog is done.

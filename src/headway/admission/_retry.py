@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from headway.core import Ledger
-from headway.core.walk import Floats
+from headway.core.loops import Floats, first_in_time
 
 
 def first_token_wait_s(finish: Floats, dues: Floats, due_s: float, behind: int) -> float | None:
@@ -26,9 +26,7 @@ def first_token_wait_s(finish: Floats, dues: Floats, due_s: float, behind: int) 
         due_s: its deadline now.
         behind: how many of those it must let ahead, because it would break their promises.
     """
-    in_place = finish[behind:-1] <= dues[behind:]
-    first = int(in_place.argmax()) if len(in_place) else 0
-    place = behind + first if len(in_place) and in_place[first] else len(dues)
+    place = first_in_time(finish, dues, behind)
     done = float(finish[place])
     earliest = float(dues[place - 1]) if place else due_s
     return max(done, earliest) - due_s if math.isfinite(done) else None

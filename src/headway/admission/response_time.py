@@ -26,13 +26,11 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headway.admission._finish import Constant, Course, Expected, Load, Queue, Worst
 from headway.admission._retry import departure_wait_s, first_token_wait_s
 from headway.core import Accept, Defer, EngineView, Ledger, Reason, Reject, RequestState, Verdict
-from headway.core.walk import Floats, work_s
+from headway.core.loops import Flags, Floats, cumulate, last_late
+from headway.core.walk import work_s
 
 #: By this part of the way a finishing time may turn out later: measured on bursts that nothing follows.
 RETRY_DOUBT = 0.07
@@ -145,11 +143,7 @@ class ResponseTime:
             if request.computed_tokens:
                 own = cost.work_s(request.prompt_tokens, 0) + short
             work[[ledger.place(hoped) - 1 for hoped in ledger.hoped.values()]] += short
-        ahead = work.cumsum()
-        before = float(ahead[at - 1]) if at else 0.0
-        with_it = np.empty(len(ahead) + 1)
-        with_it[:at], with_it[at] = ahead[:at], before + own
-        np.add(ahead[at:], own, out=with_it[at + 1 :])
+        ahead, with_it = cumulate(work, at, own)
         load = Load(pace, served + 1, reserved, factor)
         if self.strict and self.stretches:
             load = load._replace(lines=self._lines(view, load, request.due_s, dues[at:], promised[at:]))
@@ -163,7 +157,7 @@ class ResponseTime:
             if isinstance(found, Reject):
                 return found
             bound = found
-        crowded = self._crowded_s(view, request, own, before + own, load)
+        crowded = self._crowded_s(view, request, own, float(with_it[at]), load)
         if crowded > 0:
             detail = "demand exceeds capacity and requests of less work for the same value take what there is"
             after = crowded if math.isfinite(crowded) else None
@@ -221,17 +215,18 @@ class ResponseTime:
         finish = start + course.finish_s()
         bound = float(finish[0])
         late = bound - request.due_s
-        hurt = queue.promised[at:] & (finish[1:] > dues)
-        if late <= 0 and np.count_nonzero(hurt):
+        promised = queue.promised[at:]
+        # It would have to be due behind these when it comes again.
+        behind = last_late(finish[1:], dues, promised)
+        if late <= 0 and behind:
             if self.method == "walk" and not self.strict:
                 # Only a promise that holds without the candidate can be broken by it.
-                hurt &= start + self._course(view, request, load, queue, ahead).finish_s() <= dues
+                held = start + self._course(view, request, load, queue, ahead).finish_s() <= dues
             else:
                 # The bound of a promise that holds may have grown since (more context, a tighter pace), so only
                 # what is lost for certain is given up.
-                hurt &= dues - start >= work[at:]
-        # It would have to be due behind these when it comes again.
-        behind = len(hurt) - int(hurt[::-1].argmax()) if np.count_nonzero(hurt) else 0
+                held = dues - start >= work[at:]
+            behind = last_late(finish[1:], dues, promised & held)
         if late <= 0 and not behind:
             return bound
         if not (math.isfinite(bound) and math.isfinite(finish[behind])) and not self.strict:
@@ -278,7 +273,7 @@ class ResponseTime:
         return factor
 
     def _lines(
-        self, view: EngineView, load: Load, due_s: float, dues: Floats, promised: NDArray[np.bool_]
+        self, view: EngineView, load: Load, due_s: float, dues: Floats, promised: Flags
     ) -> tuple[tuple[float, float], ...]:
         """The envelopes of steps in a row that a strict promise counts on, by the sum of the envelopes of each.
 
@@ -309,7 +304,7 @@ class ResponseTime:
                 best.append(found)
         return tuple(best)
 
-    def _columns(self, ledger: Ledger) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
+    def _columns(self, ledger: Ledger) -> tuple[Floats, Floats, Floats, Flags]:
         """The columns of `pending`; a strict promise counts on no hit in the prefix cache that is not held yet."""
         dues, remaining, context, promised = ledger.columns()
         if self.strict:

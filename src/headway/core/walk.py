@@ -23,28 +23,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from headway.core import loops
 from headway.core.cost import CostCoefficients
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from headway.core.loops import Floats
 
 #: Steps that a walk looks ahead at most; what is not done by then has no finite bound.
 MAX_STEPS = 2048
-
-#: Steps over which banked slack is spent at most; later ones count at the pace.
-SLACK_STEPS = 64
-
-
-_NEVER = np.array([math.inf])
-
-#: 1, 2, ..., MAX_STEPS.
-_SLOTS = np.arange(1, MAX_STEPS + 1, dtype=np.float64)
-_SLOTS.flags.writeable = False
-
-#: At a glance, what is in time by less than this counts as late: more than sums of seconds are rounded by.
-_CLEAR_S = 1e-6
 
 
 class Glance(NamedTuple):
@@ -74,16 +59,14 @@ class Walk(NamedTuple):
 
     def finish_s(self, backlog_s: Floats) -> Floats:
         """Return the time until each backlog is done (seconds of work, non-decreasing); inf beyond the walk."""
-        # There are fewer steps than backlogs where time counts, so steps are looked up: how many each has done.
-        done = backlog_s.searchsorted(self.cumulative + 1e-9, side="right")
-        return _between(np.concatenate((self.ends_s, _NEVER)), done, len(backlog_s))
+        return loops.finish(self.cumulative, self.ends_s, backlog_s)
 
     def done_by_s(self, times: Floats) -> Floats:
         """Return the work that is done by each of some times (non-decreasing); -inf before the first step is over.
 
         A backlog is done in time, `finish_s(backlog) <= times`, where it is at most that (and 1e-9 more).
         """
-        return _between(np.concatenate((-_NEVER, self.cumulative)), times.searchsorted(self.ends_s), len(times))
+        return loops.done_by(self.cumulative, self.ends_s, times)
 
     def glance(self, backlog_s: Floats, at: int, dues_s: Floats, start_s: float) -> Glance:
         """Return whether all are in time, by a look at each step: there are fewer steps than requests that wait.
@@ -94,19 +77,7 @@ class Walk(NamedTuple):
             dues_s: deadlines of the others in their order (shape: one less than the backlog), by some clock.
             start_s: start of the walk by the same clock.
         """
-        done = backlog_s.searchsorted(self.cumulative + 1e-9, side="right")
-        # Of those who are due before a step is over, each must be done a step earlier.
-        needed = dues_s.searchsorted(self.ends_s + (start_s + _CLEAR_S))
-        needed[int(needed.searchsorted(at, side="right")) :] += 1  # in the backlog the candidate stands among them
-        place = int(done.searchsorted(at, side="right"))
-        end_s = float(self.ends_s[place]) if place < len(done) else math.inf
-        if needed[0]:
-            return Glance(end_s, not at, False)
-        # Who is needed and not done stands at place `done` of that step; all before the first such are in time.
-        missing = done[:-1] < needed[1:]
-        first = int(missing.argmax()) if len(missing) else 0
-        in_time = int(done[first if len(missing) and missing[first] else -1])
-        return Glance(end_s, in_time >= at, in_time == len(backlog_s))
+        return Glance(*loops.glance(self.cumulative, self.ends_s, backlog_s, at, dues_s, start_s))
 
     def end_s(self, backlog_s: float) -> float:
         """Return the time until one backlog is done: `finish_s`."""
@@ -119,83 +90,9 @@ class Walk(NamedTuple):
         return float(self.cumulative[steps - 1]) if steps else -math.inf
 
 
-def _between(values: Floats, places: NDArray[np.intp], total: int) -> Floats:
-    """Return `total` entries: the first of `values` before places[0], the next before places[1], ..., the last one."""
-    bounds = np.empty(len(places) + 2, dtype=np.int64)
-    bounds[0], bounds[1:-1], bounds[-1] = 0, places, total
-    return np.asarray(values.repeat(bounds[1:] - bounds[:-1]))
-
-
 def work_s(cost: CostCoefficients, remaining: Floats, context: Floats) -> Floats:
     """Return the prefill work of pending requests in seconds (shape of the inputs): `CostCoefficients.work_s`."""
-    if not cost.x:
-        return remaining * cost.a
-    # remaining * (a + x * (context + 0.5 * remaining)), in one array
-    work = 0.5 * remaining
-    work += context
-    work *= cost.x
-    work += cost.a
-    work *= remaining
-    return work
-
-
-def decode_counts(left: Ints, steps: int) -> Floats:
-    """Return how many of the decodes with `left` tokens to come may still run in step 1, 2, ..., `steps`."""
-    # A decode with m tokens left runs in steps 1..m.
-    ended = np.bincount(np.minimum(np.maximum(left, 0), steps), minlength=steps + 1)[:steps].cumsum()
-    return len(left) - ended.astype(np.float64)
-
-
-def lengths(
-    *,
-    steps: int,
-    pace_s: float,
-    blocking_s: float,
-    slack_s: float,
-    floor_s: float,
-    base_s: Floats,
-    until_s: float,
-    factor: float = 1.0,
-) -> Floats:
-    """Return the length L_j of each of `steps` steps.
-
-    Args:
-        steps: how many.
-        pace_s: tightest pace s.
-        blocking_s: longest step allowed.
-        slack_s: least slack of the decodes now, inf when nothing decodes.
-        floor_s: envelope of the smallest step that carries prefill; with less slack a step is decode-only.
-        base_s: L_j / f - w_j, the part of a step that is not prefill work, f times too short (shape: steps).
-        until_s: work after which the first pending prefill joins the decodes.
-        factor: envelope / mean, f. A step of length L takes L / f on average and the streams bank the rest, so with
-            a backlog lengths settle at f times the pace: then a step takes one pace.
-    """
-    settled = min(factor * pace_s, blocking_s)
-    out = np.empty(steps)
-    out.fill(settled)
-    if not math.isfinite(slack_s):
-        # Nothing decodes before the first prefill is done.
-        per_step = max(blocking_s - float(base_s[0]), 1e-9) if steps else 1.0
-        out[: min(steps, math.ceil(min(until_s / per_step, steps)))] = blocking_s
-        return out
-    done = 0.0
-    joined = False
-    for j in range(min(steps, SLACK_STEPS)):
-        if joined:
-            if 0.99 * settled <= slack_s <= 1.01 * settled:
-                break
-        elif done >= until_s:
-            joined = True
-            slack_s = min(slack_s, pace_s)
-        length = min(blocking_s, slack_s)
-        base = float(base_s[j])
-        if length < floor_s:
-            length = base  # decode-only: the streams gain slack
-        else:
-            done += length - base
-        out[j] = length
-        slack_s += pace_s - length / factor
-    return out
+    return loops.work(cost.a, cost.x, remaining, context)
 
 
 def capacity(
@@ -226,26 +123,9 @@ def capacity(
         reserved_tokens: K*.
         backlog: cumulative work H of the pending prefills in the order of service, seconds, non-decreasing.
     """
-    steps = len(decodes)
-    base = cost.g + cost.k * reserved_tokens
-    load = cost.b * decodes
-    per_step = lengths(
-        steps=steps,
-        pace_s=pace_s,
-        blocking_s=blocking_s,
-        slack_s=slack_s,
-        floor_s=factor * (base + float(load[0]) + cost.work_s(min_chunk, 0)),
-        base_s=factor * (base + load),
-        until_s=factor * float(backlog[0]) if len(backlog) else math.inf,
-        factor=factor,
-    )
-    # Pass 1: capacity if no pending prefill ever joined the decodes: their earliest completion.
-    free = per_step / factor - base - load
-    first = np.maximum(free, 0.0).cumsum()
-    # Done within step j, a decode from step j + 1 on: at index j, those done in steps 1..j.
-    free[1:] -= cost.b * backlog.searchsorted(first[:-1] + 1e-9, side="right").astype(np.float64)
-    room = np.maximum(free, 0.0)
-    return Walk(cumulative=room.cumsum(), ends_s=per_step.cumsum())
+    base_s = cost.g + cost.k * reserved_tokens
+    chunk_s = cost.work_s(min_chunk, 0)
+    return Walk(*loops.capacity(base_s, cost.b, chunk_s, pace_s, blocking_s, slack_s, factor, decodes, backlog))
 
 
 def capacity_naive(
@@ -387,15 +267,9 @@ def guaranteed(
         reserved_tokens: K*.
         backlog: cumulative work H of the pending prefills in the order of service, seconds, non-decreasing.
     """
-    steps = len(decodes)
-    slots = _SLOTS[:steps]
-    if slot.length_s <= 0:
-        room = np.zeros(steps)
-    elif slot.uniform:
-        room = np.full(steps, max(slot.room_s, 0.0))
-    else:
-        joined = backlog.searchsorted(slots * (slot.length_s / factor)).astype(np.float64)
-        base = cost.g + cost.k * reserved_tokens
-        room = slot.length_s / factor - base - cost.b * (decodes + joined)
-    ends = slot.latest_s(slot.length_s * slots) + slot.step_s
-    return Walk(cumulative=np.maximum.accumulate(np.maximum(room.cumsum(), 0.0)), ends_s=ends)
+    if slot.length_s <= 0 or slot.uniform:
+        slots = np.arange(1, len(decodes) + 1, dtype=np.float64)
+        room_s = max(slot.room_s, 0.0) if slot.length_s > 0 else 0.0
+        return Walk(np.full(len(slots), room_s).cumsum(), slot.latest_s(slot.length_s * slots) + slot.step_s)
+    base_s, lines = cost.g + cost.k * reserved_tokens, np.array(slot.lines).reshape(-1, 2)
+    return Walk(*loops.guaranteed(slot.length_s, factor, base_s, cost.b, slot.step_s, lines, decodes, backlog))
