@@ -11,9 +11,10 @@ Then the same with answers three times as long, at CHANGED_LOAD: traffic that no
 
 The rivals admit without looking at deadlines and serve in vLLM's order with the token budget that an expert sets from
 the TPOT target (less a third for decodes): `queue_depth`, `queued_tokens`, and `token_bucket`. Each takes the limit
-(bucket: burst) of a sweep at 2x on other requests, by goodput. The bucket's rate lets as many prompt tokens through
-there as the strict setting. With `--quick` it is that volume itself: less gets through, because a bucket refuses long
-prompts first.
+(bucket: burst) of a sweep at 2x on other requests, by goodput; the first two also the limit that accepts as many
+requests there as the strict setting, between those of the sweep (not with `--quick`, nor with longer answers). The
+bucket's rate lets as many prompt tokens through there as the strict setting. With `--quick` it is that volume itself:
+less gets through, because a bucket refuses long prompts first.
 
 Last line: RESULT {json} with accepted, accepted_miss, goodput and the alternatives beside it.
 """
@@ -45,7 +46,7 @@ from headway.trace.synthetic import Lengths, Shape, TrafficClass, demo_trace
 EPS = 0.001
 
 #: No run is repeated after this time.
-REPEAT_UNTIL_S = 2700.0
+REPEAT_UNTIL_S = 3300.0
 LOADS = (1.0, 2.0)
 
 CHAT = TrafficClass(
@@ -86,7 +87,7 @@ SHAPES |= {f"{kind}-long": longer(shape) for kind, shape in SHAPES.items()}
 #: Static limits that the sweep tries: waiting requests, queued prompt tokens, seconds of the bucket's rate.
 SWEEP: dict[str, dict[str, tuple[float, ...]]] = {
     "short": {"queue_depth": (2, 6, 16), "queued_tokens": (200, 500, 1200), "token_bucket": (0.5, 1.5)},
-    "mixed": {"queue_depth": (2, 4, 8), "queued_tokens": (200, 500, 1200), "token_bucket": (0.5, 1.5, 4.0)},
+    "mixed": {"queue_depth": (2, 4, 8, 16), "queued_tokens": (200, 500, 1200, 2000), "token_bucket": (0.5, 1.5, 4.0)},
 }
 ACCEPTED = pl.col("status") != "refused"
 
@@ -133,7 +134,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kind", choices=sorted(TARGETS), default="mixed")
     parser.add_argument("--duration", type=float, default=30.0, help="seconds of arrivals a run")
-    parser.add_argument("--sweep-duration", type=float, default=15.0, help="seconds of arrivals a sweep run")
     parser.add_argument("--capacity", type=float, default=0.0, help="requests/s, as found before")
     args = parser.parse_args()
     seeds = range(1, 2 if args.quick else args.seeds + 1)
@@ -182,6 +182,8 @@ def main() -> None:
 
         # The volume that the bucket is given: prompt tokens that the strict setting accepts at 2x. In runs as long as
         # those that count: what a short one accepts is for the larger part what fills an empty engine.
+        rivals: list[System] = []
+        matched: list[System] = []
         (first,) = run([ours], (2.0,), [100], duration)
         rate = volume(first, ACCEPTED)
         say(f"strict accepts {rate:.0f} prompt tokens/s; rivals run with {' '.join(budget)}")
@@ -196,10 +198,17 @@ def main() -> None:
                 limits = SWEEP[args.kind][name]
                 return [rival(workload, name, x, budget=budget, rate=(rates or {}).get(x, rate)) for x in limits]
 
-            rivals = [
-                best(arena, run, points(name), args.sweep_duration, log["sweep"])
-                for name in ("queue_depth", "queued_tokens")
-            ]
+            wanted = first.summary["total"]["accepted"]
+            for name in ("queue_depth", "queued_tokens"):
+                found = sweep(arena, run, points(name), duration, log["sweep"])
+                rivals.append(max(found, key=goodput).system)
+                limit = round(between(wanted, [accepted(cell) for cell in found], SWEEP[args.kind][name]))
+                say(f"{name}: as many accepted as by the strict setting ({wanted}) at a limit of {limit}")
+                same = rival(workload, name, limit, budget=budget, rate=rate)
+                if same.name != rivals[-1].name:
+                    matched.append(same)
+                arena.stop(*(cell.system for cell in found if cell.system is not rivals[-1]))
+            arena.start(*matched)
             probes = [replace(each, name=f"{each.name}-probe") for each in points("token_bucket")]
             arena.start(*probes)
             got = [volume(cell, ACCEPTED) for cell in run(probes, (2.0,), [100], duration)]
@@ -207,11 +216,13 @@ def main() -> None:
             rates = {x: rate * rate / v for x, v in zip(SWEEP[args.kind]["token_bucket"], got, strict=True)}
             say("bucket rates for that volume: " + ", ".join(f"burst {x:g} s {r:.0f}/s" for x, r in rates.items()))
             log["bucket_rates"] = {f"{x:g}": round(r, 1) for x, r in rates.items()}
-            rivals.append(best(arena, run, points("token_bucket", rates), duration, log["sweep"]))
+            found = sweep(arena, run, points("token_bucket", rates), duration, log["sweep"])
+            rivals.append(max(found, key=goodput).system)
+            arena.stop(*(cell.system for cell in found if cell.system is not rivals[-1]))
         if later in proved:
-            run([later], (2.0,), [100], args.sweep_duration)  # it has seen traffic too, as the others have by now
+            run([later], (2.0,), [100], duration)  # it has seen traffic too, as the others have by now
         systems = [*proved, *rivals]
-        cells = run(systems, LOADS, seeds, duration)
+        cells = run([*systems, *matched], LOADS, seeds, duration)
         after = run(systems, (CHANGED_LOAD,), seeds, duration, changed)
         for played, traffic in ((cells, workload), (after, changed)):
             for at, cell in enumerate(played):
@@ -231,7 +242,7 @@ def main() -> None:
     log["stretch_exceeded"] = record.stretch_exceedance
     log["steps"] = len(record.over_s)
     (out / "guarantee_engine.json").write_text(json.dumps(log, indent=1), encoding="utf-8")
-    for row in table(cells, systems, LOADS):
+    for row in table(cells, [*systems, *matched], LOADS):
         print(row)
     print(f"answers {ANSWERS} times as long, limits as before:")
     for row in table(after, systems, (CHANGED_LOAD,)):
@@ -248,6 +259,7 @@ def main() -> None:
         **{key: mine[key] for key in ("goodput_req_s", "accepted_prompt_tok_s", "goodput_prompt_tok_s", "attainment")},
         "with_defer": totals(cells, later) if later in proved else None,
         "alternatives": {system.title: totals(cells, system) for system in rivals},
+        "as_many_accepted_at_2x": {system.title: totals(cells, system) for system in matched},
         "longer_answers": {
             "times": ANSWERS,
             "unexplained": unexplained(log["misses"], changed),
@@ -280,15 +292,30 @@ def token_budget(flags: tuple[str, ...]) -> tuple[str, ...]:
     return ("--max-num-batched-tokens", tokens, "--max-num-seqs", tokens)
 
 
-def best(arena: Arena, run: Any, points: list[System], seconds: float, log: dict[str, Any]) -> System:
-    """Return the one of the highest goodput at 2x, its server still up."""
+def sweep(arena: Arena, run: Any, points: list[System], seconds: float, log: dict[str, Any]) -> list[Cell]:
+    """Return one run of each at 2x; the servers stay up."""
     arena.start(*points)
-    cells = run(points, (2.0,), [100], seconds)
-    for cell in cells:
-        log[cell.system.name] = totals([cell], cell.system)
-    chosen = max(cells, key=lambda cell: cell.summary["total"]["goodput_req_s"]).system
-    arena.stop(*(point for point in points if point is not chosen))
-    return chosen
+    cells: list[Cell] = run(points, (2.0,), [100], seconds)
+    log |= {cell.system.name: totals([cell], cell.system) for cell in cells}
+    return cells
+
+
+def goodput(cell: Cell) -> float:
+    """Return the requests a second that met their targets."""
+    return float(cell.summary["total"]["goodput_req_s"])
+
+
+def accepted(cell: Cell) -> int:
+    """Return how many requests were accepted."""
+    return int(cell.summary["total"]["accepted"])
+
+
+def between(wanted: int, counts: Sequence[int], limits: Sequence[float]) -> float:
+    """Return the limit that accepts as many as wanted, on straight lines between those tried, and not beyond them."""
+    for low, high, least, most in zip(counts, counts[1:], limits, limits[1:], strict=False):
+        if wanted <= high:
+            return least + (most - least) * min(max((wanted - low) / max(high - low, 1), 0.0), 1.0)
+    return limits[-1]
 
 
 def volume(cell: Cell, which: pl.Expr) -> float:
