@@ -89,6 +89,21 @@ def test_what_is_left_of_a_chunk_is_not_used_to_overtake() -> None:
     assert list(plan.chunks) == ["r0"]
 
 
+def test_a_long_prompt_whose_smallest_chunk_outlasts_a_step_is_no_error() -> None:
+    """16 tokens at the end of 8,000 take 144 ms under a pace of 100: no slot has a length, and that one is never done.
+
+    Slots of less than nothing ended one before the other, which the look-up of what is overdue did not stand.
+    """
+    cost = CostCoefficients(g=0.01, a=0.001, b=0.0, x=1e-6)
+    ledger = Ledger()
+    pending(ledger, request(1, ttft=0.5, prompt=10), request(2, ttft=60.0, prompt=8000))
+    test = create_admission("response_time", strict=True, foresight=0.0)
+    asked = request(9, ttft=5.0, arrival=1.0, tpot=0.1)
+    verdict = test.decide(view(ledger, cost, now=1.0), asked)
+    assert isinstance(verdict, Reject)
+    assert verdict.detail == "it would break a promise already made to another request"
+
+
 def test_slots_that_decodes_overfill_are_owed_not_forgiven() -> None:
     """Steps of 10 ms on paper, decodes that take 50: five slots are used up by each step, not by none.
 

@@ -329,6 +329,8 @@ def test_nothing_fits_a_step_is_never() -> None:
         )
         assert worst.finish_s(backlog).tolist() == [math.inf]
         assert walk.finish_s(backlog).tolist() == [math.inf]
+        assert walk.done_by_s(np.array([-0.5, 0.0, 0.25, 60.0])).tolist() == [-math.inf, -math.inf, 0.0, 0.0]
+        assert walk.glance(backlog, 0, np.array([]), 0.0) == (math.inf, True, False)
 
 
 def test_lengths_settle_at_the_factor_times_the_pace() -> None:

@@ -117,9 +117,11 @@ class Worst:
         self._seen = first.glance(backlog, queue.at, queue.dues, self.start_s) if isinstance(first, Walk) else None
 
     def kept_s(self) -> float | None:
-        """Return when the candidate is done, if all others are in time for certain; None: see `finish_s`."""
+        """Return when the candidate is done, if it and all others are in time for certain; None: see `finish_s`."""
         seen = self._seen
-        return seen.end_s if seen is not None and seen.all and self._own_s <= self._step_s else None
+        if seen is None or not seen.all or seen.end_s > self.due_s or self._own_s > self._step_s:
+            return None
+        return seen.end_s
 
     def finish_s(self) -> Floats:
         """Return the time from the start of the next step until each of the candidate and those behind it is done.

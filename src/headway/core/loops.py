@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core._compiled import COMPILES, compiled
+from headway.core.compiling import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -23,54 +23,67 @@ SLACK_STEPS = 64
 CLEAR_S = 1e-6
 
 
-if COMPILES:
-    # Loops as machine code likes them; numpy has a call for each.
+# What follows in pairs is a loop as machine code likes it, and the call of numpy that stands for it.
 
-    @compiled("i8[::1](f8[::1], f8[::1])")
-    def up_to(values: Floats, keys: Floats) -> Ints:
-        """Return how many of the values are at most each key; both are in order."""
-        found, at = np.empty(len(keys), dtype=np.int64), 0
-        for j in range(len(keys)):
-            while at < len(values) and values[at] <= keys[j]:
-                at += 1
-            found[j] = at
-        return found
 
-    @compiled("i8[::1](f8[::1], f8[::1])")
-    def below(values: Floats, keys: Floats) -> Ints:
-        """Return how many of the values are less than each key; both are in order."""
-        found, at = np.empty(len(keys), dtype=np.int64), 0
-        for j in range(len(keys)):
-            while at < len(values) and values[at] < keys[j]:
-                at += 1
-            found[j] = at
-        return found
+def _up_to(values: Floats, keys: Floats) -> Ints:
+    return values.searchsorted(keys, side="right")
 
-    @compiled("f8[::1](f8[::1], i8[::1], i8)")
-    def between(values: Floats, places: Ints, total: int) -> Floats:
-        """Return `total` entries: the first of `values` before places[0], the next before places[1], ..., the last."""
-        found, start = np.empty(total), 0
-        for j in range(len(places)):
-            found[start : places[j]] = values[j]
-            start = places[j]
-        found[start:] = values[len(places)]
-        return found
 
-else:
+@compiled("i8[::1](f8[::1], f8[::1])", plain=_up_to)
+def up_to(values: Floats, keys: Floats) -> Ints:
+    """Return how many of the values are at most each key; both are in order."""
+    found, at = np.empty(len(keys), dtype=np.int64), 0
+    for j in range(len(keys)):
+        while at < len(values) and values[at] <= keys[j]:
+            at += 1
+        found[j] = at
+    return found
 
-    def up_to(values: Floats, keys: Floats) -> Ints:
-        """Return how many of the values are at most each key; both are in order."""
-        return values.searchsorted(keys, side="right")
 
-    def below(values: Floats, keys: Floats) -> Ints:
-        """Return how many of the values are less than each key; both are in order."""
-        return values.searchsorted(keys)
+def _below(values: Floats, keys: Floats) -> Ints:
+    return values.searchsorted(keys)
 
-    def between(values: Floats, places: Ints, total: int) -> Floats:
-        """Return `total` entries: the first of `values` before places[0], the next before places[1], ..., the last."""
-        bounds = np.empty(len(places) + 2, dtype=np.int64)
-        bounds[0], bounds[1:-1], bounds[-1] = 0, places, total
-        return values.repeat(bounds[1:] - bounds[:-1])
+
+@compiled("i8[::1](f8[::1], f8[::1])", plain=_below)
+def below(values: Floats, keys: Floats) -> Ints:
+    """Return how many of the values are less than each key; both are in order."""
+    found, at = np.empty(len(keys), dtype=np.int64), 0
+    for j in range(len(keys)):
+        while at < len(values) and values[at] < keys[j]:
+            at += 1
+        found[j] = at
+    return found
+
+
+def _between(values: Floats, places: Ints, total: int) -> Floats:
+    bounds = np.empty(len(places) + 2, dtype=np.int64)
+    bounds[0], bounds[1:-1], bounds[-1] = 0, places, total
+    return values.repeat(bounds[1:] - bounds[:-1])
+
+
+@compiled("f8[::1](f8[::1], i8[::1], i8)", plain=_between)
+def between(values: Floats, places: Ints, total: int) -> Floats:
+    """Return `total` entries: the first of `values` before places[0], the next before places[1], ..., the last."""
+    found, start = np.empty(total), 0
+    for j in range(len(places)):
+        found[start : places[j]] = values[j]
+        start = places[j]
+    found[start:] = values[len(places)]
+    return found
+
+
+def _largest_yet(values: Floats) -> Floats:
+    return np.maximum.accumulate(values)
+
+
+@compiled("f8[::1](f8[::1])", plain=_largest_yet)
+def largest_yet(values: Floats) -> Floats:
+    """Return the largest of the first 1, 2, ... values."""
+    found = values.copy()
+    for j in range(1, len(found)):
+        found[j] = max(found[j], found[j - 1])
+    return found
 
 
 @compiled("f8[::1](f8[::1], f8[::1], f8[::1])")
@@ -228,14 +241,11 @@ def guaranteed(
     slots = np.arange(1, len(decodes) + 1).astype(np.float64)
     joined = below(backlog_s, slots * (length_s / factor)).astype(np.float64)
     done: Floats = np.maximum(np.cumsum(length_s / factor - base_s - b * (decodes + joined)), 0.0)
-    if (done[1:] < done[:-1]).any():
-        for j in range(1, len(done)):
-            done[j] = max(done[j], done[j - 1])
     envelope_s = length_s * slots
     ends_s: Floats = envelope_s.copy()
     for line in lines:
         ends_s = np.minimum(ends_s, line[0] * envelope_s + line[1])
-    return done, ends_s + step_s
+    return largest_yet(done), ends_s + step_s
 
 
 @compiled("Tuple((i8, i8))(f8[::1], f8[::1], b1[::1], f8)")

@@ -270,6 +270,8 @@ def guaranteed(
     if slot.length_s <= 0 or slot.uniform:
         slots = np.arange(1, len(decodes) + 1, dtype=np.float64)
         room_s = max(slot.room_s, 0.0) if slot.length_s > 0 else 0.0
-        return Walk(np.full(len(slots), room_s).cumsum(), slot.latest_s(slot.length_s * slots) + slot.step_s)
+        # Without a length nothing is ever done; ends in order all the same, as whoever looks them up counts on it.
+        ends_s = slot.latest_s(max(slot.length_s, 0.0) * slots) + slot.step_s
+        return Walk(np.full(len(slots), room_s).cumsum(), ends_s)
     base_s, lines = cost.g + cost.k * reserved_tokens, np.array(slot.lines).reshape(-1, 2)
     return Walk(*loops.guaranteed(slot.length_s, factor, base_s, cost.b, slot.step_s, lines, decodes, backlog))

@@ -16,6 +16,7 @@ vLLM would: before the others, with the whole budget. Nothing that Headway raise
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import defaultdict
@@ -32,6 +33,7 @@ from vllm.v1.request import Request, RequestStatus
 from headway import __version__
 from headway.config import Config
 from headway.core import KvView, Phase, StepPlan
+from headway.core.compiling import failures
 from headway.engine.base import EngineFacts, RequestTag
 from headway.engine.driver import Driver
 from headway.engine.recorder import StepRecorder
@@ -39,6 +41,8 @@ from headway.engine.vllm import profile, versions
 from headway.engine.vllm.messages import CARRIER_ID, ENV_STEP_LOG, REFUSED, XARG, config_from_environment, decode_tag
 from headway.engine.vllm.siblings import Siblings
 from headway.errors import InputError
+
+logger = logging.getLogger("headway")
 
 #: Seconds between two engine messages for the metrics.
 GAUGES_EVERY_S = 0.25
@@ -54,6 +58,8 @@ class HeadwayScheduler(AsyncScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         versions.check()
         super().__init__(*args, **kwargs)
+        if failures:
+            logger.warning("headway: admission is not compiled, so it takes longer: %s", next(iter(failures.values())))
         config = config_from_environment()
         if self.policy is not SchedulingPolicy.FCFS and config.policy != "fcfs":
             raise InputError("--scheduling-policy priority: expected fcfs, because Headway's policy orders the queue")
