@@ -75,9 +75,10 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
     """Fit, report the error by regime on steps that were held out, write the profile."""
+    from headway.cli.given import make_folder
     from headway.errors import InputError
     from headway.twin.calibration import calibrate as fit_profile
-    from headway.twin.profile import ENGINE_KEYS, is_engine_fact
+    from headway.twin.profile import ENGINE_KEYS, engine_words, is_engine_fact
     from headway.twin.scenario import parse_settings
 
     engine = parse_settings(set_ or [])
@@ -85,9 +86,10 @@ def calibrate(
         if key not in ENGINE_KEYS:
             raise InputError(f"--set {key}: expected one of {', '.join(ENGINE_KEYS)}")
         if not is_engine_fact(key, value):
-            raise InputError(f"--set {key}={value}: expected {ENGINE_KEYS[key].__name__}")
+            raise InputError(f"--set {key}={value}: expected {engine_words(key)}")
     if out.is_dir():
         raise InputError(f"--out {out}: is a folder: expected a file")
+    make_folder(out.parent, of=out)
     words = list(target or [])
     of_url = bool(words) and words[0].startswith(("http://", "https://"))
     _check_options(context, url=of_url, file=steps is not None)

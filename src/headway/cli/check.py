@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 def check(
     trace: Annotated[Path, typer.Argument(help="Trace file of any known format, or `demo` for a generated one.")],
     profile: Annotated[
-        str, typer.Option(help="Profile file, `cpu-smollm2`, or estimated:DEVICE/MODEL[xN].")
+        str, typer.Option(help="Profile file, `cpu-smollm2`, or estimated:DEVICE/MODEL\\[xN].")
     ] = "cpu-smollm2",
     set_: Annotated[
         list[str] | None,

@@ -72,12 +72,10 @@ def compare(
     results, outcomes = _compare(arms, names, gates, allow_invalid, noise_floor, draws, seed)
     _print(results, outcomes, json_, markdown)
     if html is not None:
+        from headway.cli.given import write_named
         from headway.replay.report import page
 
-        try:
-            html.write_text(page(results, outcomes), encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{html}: cannot be written: {error.strerror}") from None
+        write_named(html, page(results, outcomes))
     failing = (gates_.FAIL, gates_.CANNOT_TELL) if strict else (gates_.FAIL,)
     if any(outcome.outcome in failing for outcome in outcomes):
         raise typer.Exit(1)

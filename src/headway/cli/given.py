@@ -36,3 +36,23 @@ def read_trace(path: Path, format_: str | None, seed: int, *, generated: int, **
         made = demo_trace(rate=2.0 if rate is None else rate, seed=seed, n=n)  # type: ignore[arg-type]
         return select(made, **selection)  # type: ignore[arg-type]
     return select(read(path, format_), **selection)  # type: ignore[arg-type]
+
+
+def write_named(path: Path, text: str) -> None:
+    """Write a file that the command line names; `InputError` where that can't be done."""
+    from headway.errors import InputError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def make_folder(folder: Path, *, of: Path | None = None) -> None:
+    """Make a folder that the command line names, or that of the file `of`; `InputError` where that can't be done."""
+    from headway.errors import InputError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{of or folder}: cannot be written: {error.strerror}") from None

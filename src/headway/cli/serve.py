@@ -22,6 +22,9 @@ MODEL comes first. Every option that is not listed here goes to vLLM unchanged: 
 """
 
 
+_CLAIRVOYANT = "knows what is still to come, so it is for the twin: expected another admission test"
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
 
@@ -50,7 +53,9 @@ def register(app: typer.Typer) -> None:
         if config is not None:
             from headway import config as settings
 
-            settings.load(config)
+            named = settings.load(config).admission
+            if admission is None and named == "clairvoyant":
+                raise InputError(f"{config}: admission = {named!r}: {_CLAIRVOYANT}")
 
         from headway.engine.vllm import launch, versions
         from headway.engine.vllm import model as models
@@ -129,8 +134,11 @@ def _check_names(policy: str | None, admission: str | None) -> None:
     from headway.policies import REGISTRY as POLICIES
 
     for option, name, known in (("--policy", policy, POLICIES), ("--admission", admission, ADMISSIONS)):
+        if name == "clairvoyant":
+            raise InputError(f"{option} {name}: {_CLAIRVOYANT}")
         if name is not None and name not in known:
-            raise InputError(f"{option} {name}: expected one of {', '.join(known)}")
+            possible = [each for each in known if each != "clairvoyant"]
+            raise InputError(f"{option} {name}: expected one of {', '.join(possible)}")
 
 
 def _say(line: str) -> None:

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def simulate(
     trace: Annotated[Path, typer.Argument(help="Trace file of any known format, or `demo` for a generated one.")],
     profile: Annotated[
-        str, typer.Option(help="Profile file, `cpu-smollm2`, or estimated:DEVICE/MODEL[xN].")
+        str, typer.Option(help="Profile file, `cpu-smollm2`, or estimated:DEVICE/MODEL\\[xN].")
     ] = "cpu-smollm2",
     set_: Annotated[
         list[str] | None,
@@ -60,7 +60,7 @@ def simulate(
     from rich.console import Console
     from rich.progress import track
 
-    from headway.cli.given import read_trace
+    from headway.cli.given import make_folder, read_trace, write_named
     from headway.cli.what_if import say_classes, with_config
     from headway.errors import InputError
     from headway.replay.targets import parse_slo
@@ -79,6 +79,12 @@ def simulate(
         raise InputError(f"--label {label} with --sweep: the runs are named by their settings")
     for number in range(len(points)) if out is not None else ():
         check_new(sweeps.folder_of(out, number, len(points)))
+    if out is not None:
+        make_folder(out)
+    if html is not None:
+        if html.is_dir():
+            raise InputError(f"--html {html}: is a folder: expected a file")
+        make_folder(html.parent, of=html)
     told = settings
     slos, settings = with_config(config, slo, told)
     selected = read_trace(
@@ -96,8 +102,7 @@ def simulate(
         shown = track(runs, "simulating", total=len(points), console=stderr, transient=True)
         predictions = list(shown if len(points) > 1 else runs)
     if html is not None:
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(report.page(predictions, found, selected.source))
+        write_named(html, report.page(predictions, found, selected.source))
         stderr.print(f"charts in {html}", highlight=False)
     if as_json:
         typer.echo(json.dumps([each.as_dict() for each in predictions], indent=2))

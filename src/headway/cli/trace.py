@@ -46,7 +46,7 @@ def inspect(
     no_chart: Quiet = False,
 ) -> None:
     """Print the shape of a trace: rates, burstiness, lengths, shared prefixes, sessions."""
-    from headway.errors import InputError
+    from headway.cli.given import write_named
     from headway.trace.charts import html_page
     from headway.trace.shape import shape
 
@@ -57,11 +57,7 @@ def inspect(
     else:
         _print_shape(trace, found, chart=not no_chart)
     if html is not None:
-        page = html_page(trace, found)
-        try:
-            html.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{html}: cannot be written: {error.strerror}") from None
+        write_named(html, html_page(trace, found))
         typer.echo(f"wrote {html}", err=True)
 
 
@@ -160,6 +156,8 @@ def synthesize(
         made = demo_trace(rate=rate, seed=seed, n=n, duration_s=duration, kind="mixed" if kind is None else kind)
     else:
         assert source is not None
+        if target.resolve() == source.resolve():
+            raise InputError(f"{target}: is the source itself: expected another file")
         if duration is not None:
             raise InputError(f"--duration = {duration:g}: only for --demo: expected --n")
         if kind is not None:

@@ -38,9 +38,19 @@ ENGINE_KEYS: dict[str, type] = {
 
 
 def is_engine_fact(key: str, value: object) -> bool:
-    """Whether a value is of the type of this engine setting."""
+    """Whether a value is one that this engine setting may have."""
     kind = ENGINE_KEYS[key]
-    return isinstance(value, (int, float) if kind is float else kind) and (kind is bool) == isinstance(value, bool)
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and value >= 1
+    return isinstance(value, int | float) and 0 <= value < math.inf
+
+
+def engine_words(key: str) -> str:
+    """Return what is expected of an engine setting, in words."""
+    words = {bool: "true or false", int: "a whole number of at least 1", float: "0 or more seconds"}
+    return words[ENGINE_KEYS[key]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +123,14 @@ class Profile:
         }
 
     def save(self, path: Path) -> None:
-        """Write the profile; `.json` gives JSON, anything else TOML."""
+        """Write the profile; `.json` gives JSON, anything else TOML. `InputError` where that can't be done."""
         data = self.as_dict()
         text = json.dumps(data, indent=2) + "\n" if path.suffix == ".json" else _toml(data)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def load(path: Path) -> Profile:
