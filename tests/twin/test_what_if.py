@@ -198,7 +198,7 @@ CHAT_ONLY = ["--slo", "chat:ttft=1"]
         (CHAT_ONLY, "requests of class 'document': expected one of the classes given: chat"),
         (
             ["--config", "FILE"],
-            "requests of class 'document': expected one of the classes given: calibration, chat, slow",
+            "requests of class 'document': expected one of the classes given: chat, slow",
         ),
     ],
 )

@@ -32,7 +32,7 @@ def _from_config(path: Path) -> tuple[dict[str, Slo], dict[str, Value]]:
     from headway import config as configs
 
     config = configs.load(path)
-    slos = {name: each.slo(name) for name, each in config.classes.items()}
+    slos = {name: each.slo(name) for name, each in config.classes.items() if name != configs.CALIBRATION_CLASS}
     slos["default"] = slos[config.default_class]
     settings: dict[str, Value] = {
         "policy": config.policy,

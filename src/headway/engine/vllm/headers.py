@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from headway.config import CALIBRATION_CLASS
 from headway.core.slo import MAX_TARGET_S
 from headway.errors import InputError
 
@@ -55,7 +56,8 @@ def parse(headers: Iterable[tuple[bytes, bytes]], known: Iterable[str]) -> dict[
         if name == CLASS:
             names = list(known)
             if text not in names:
-                raise HeaderError(label, shown, f"one of {', '.join(names)}")
+                offered = [each for each in names if each != CALIBRATION_CLASS]
+                raise HeaderError(label, shown, f"one of {', '.join(offered)}")
             found["slo_class"] = text
             continue
         limit = MAX_TARGET_S * 1e3
