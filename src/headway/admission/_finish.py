@@ -96,7 +96,7 @@ class Worst:
         backlog: Floats,
         *,
         min_chunk: int,
-        closed: bool = False,
+        closed: bool,
     ) -> None:
         self.view = view
         self.backlog = backlog

@@ -54,7 +54,7 @@ def register(app: typer.Typer) -> None:
             from headway import config as settings
 
             named = settings.load(config).admission
-            if admission is None and named == "clairvoyant":
+            if admission is None and _clairvoyant(named):
                 raise InputError(f"{config}: admission = {named!r}: {_CLAIRVOYANT}")
 
         from headway.engine.vllm import launch, versions
@@ -134,11 +134,18 @@ def _check_names(policy: str | None, admission: str | None) -> None:
     from headway.policies import REGISTRY as POLICIES
 
     for option, name, known in (("--policy", policy, POLICIES), ("--admission", admission, ADMISSIONS)):
-        if name == "clairvoyant":
+        if name is not None and _clairvoyant(name):
             raise InputError(f"{option} {name}: {_CLAIRVOYANT}")
         if name is not None and name not in known:
-            possible = [each for each in known if each != "clairvoyant"]
+            possible = [each for each in known if not _clairvoyant(each)]
             raise InputError(f"{option} {name}: expected one of {', '.join(possible)}")
+
+
+def _clairvoyant(admission: str) -> bool:
+    """Whether an admission test must be told what is still to come, as only the twin can."""
+    from headway.admission import REGISTRY
+
+    return getattr(REGISTRY.get(admission), "clairvoyant", False)
 
 
 def _say(line: str) -> None:
